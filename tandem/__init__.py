@@ -1,0 +1,1 @@
+"""tandem: disaggregated serving for hybrid language models."""

@@ -1,0 +1,50 @@
+"""The tensors behind the two pools of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem.cache.budget import PoolSizes
+from tandem.cache.spec import CacheSpecs, DType, PagedKvSpec
+
+__all__ = ["CacheMemory", "torch_dtype"]
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """One tensor per layer and cache kind; the first axis is the block or slot index.
+
+    `kv[i]`: `[num_blocks, 2, block_size_tokens, num_kv_heads, head_dim]`; `conv[i]`: `[num_slots, channels, width - 1]`;
+    `recurrent[i]`: `[num_slots, num_heads, key_dim, value_dim]` fp32; keys are layer indices. Allocated once at start and
+    registered with the transfer agent, so no tensor in here is ever replaced.
+    """
+
+    specs: CacheSpecs
+    sizes: PoolSizes
+    kv: dict[int, torch.Tensor]
+    conv: dict[int, torch.Tensor]
+    recurrent: dict[int, torch.Tensor]
+
+    @classmethod
+    def allocate(cls, specs: CacheSpecs, sizes: PoolSizes, device: str = "cpu") -> CacheMemory:
+        kv: dict[int, torch.Tensor] = {}
+        conv: dict[int, torch.Tensor] = {}
+        recurrent: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(specs.layers):
+            if isinstance(layer[0], PagedKvSpec):
+                kv[index] = _zeros(sizes.num_blocks, layer[0].item_shape, layer[0].dtype, device)
+            else:
+                tail, matrix = layer[0], layer[1]
+                conv[index] = _zeros(sizes.num_slots, tail.item_shape, tail.dtype, device)
+                recurrent[index] = _zeros(sizes.num_slots, matrix.item_shape, matrix.dtype, device)
+        return cls(specs=specs, sizes=sizes, kv=kv, conv=conv, recurrent=recurrent)
+
+
+def _zeros(count: int, item_shape: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:
+    return torch.zeros((count, *item_shape), dtype=torch_dtype(dtype), device=device)

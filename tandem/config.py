@@ -1,0 +1,191 @@
+"""Settings of every process: frozen, nested, resolved once at start. Only this module reads the environment.
+
+A configuration travels between processes as JSON. Unknown keys are refused with their names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tandem.errors import ConfigError
+
+__all__ = [
+    "CacheConfig",
+    "ClusterConfig",
+    "DecodeConfig",
+    "ModelSource",
+    "PrefillConfig",
+    "RouterConfig",
+    "TransferConfig",
+    "WorkerConfig",
+    "cache_home",
+    "dump",
+    "load",
+    "load_file",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Which checkpoint, and in which numbers.
+
+    path: local folder or hub id; empty: the embedded model.
+    dtype: of weights and KV: "auto" takes the checkpoint's own; float32, bfloat16, float16.
+    max_context_tokens: limit on prompt + answer; 0 takes the checkpoint's max_position_embeddings.
+    """
+
+    path: str = ""
+    dtype: str = "auto"
+    max_context_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Sizes of the two pools of a worker.
+
+    block_size_tokens: tokens per KV block; both pools of workers must agree.
+    budget_bytes: memory for KV blocks and state slots together; 0: `free_fraction` of what is available at start.
+    free_fraction: share of the available memory that one worker may take when no budget is given.
+    max_sequences: most sequences that hold a state slot at once.
+    """
+
+    block_size_tokens: int = 32
+    budget_bytes: int = 0
+    free_fraction: float = 0.1
+    max_sequences: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """chunk_tokens: most prompt tokens that one step computes, over all prompts in it.
+    max_queue: prompts that may wait in one worker; more are refused with Overloaded."""
+
+    chunk_tokens: int = 512
+    max_queue: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """max_batch: most sequences in one step. max_joins_per_step: verified sequences that may join in one step.
+    lease_ttl_s: a reservation whose hand-off is not complete by then expires."""
+
+    max_batch: int = 64
+    max_joins_per_step: int = 8
+    lease_ttl_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """poll_interval_s: how often the transfer thread looks while something is in flight.
+    timeout_s: a write that takes longer has failed.
+    ucx_tls: value for UCX_TLS; empty leaves UCX's own choice (or the operator's environment) alone.
+    overlap: push KV by chunk and state by layer while prefill computes; off pushes all at the end (for benchmarks)."""
+
+    poll_interval_s: float = 0.0002
+    timeout_s: float = 30.0
+    ucx_tls: str = ""
+    overlap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
+    the system). threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own."""
+
+    model: ModelSource = field(default_factory=ModelSource)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    host: str = "127.0.0.1"
+    threads: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """host: where clients connect. grpc_port, http_port: 0 lets the system choose.
+    max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
+    max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    http_port: int = 8000
+    max_queue: int = 1024
+    max_attempts: int = 4
+    max_new_tokens_default: int = 128
+    max_message_bytes: int = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What `tandem up` starts. prefill, decode: wanted workers per pool."""
+
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    prefill: int = 1
+    decode: int = 1
+
+
+def dump(config: Any) -> str:
+    """JSON of a configuration, for another process."""
+    return json.dumps(dataclasses.asdict(config))
+
+
+def load(cls: type[T], text: str, where: str = "configuration") -> T:
+    """Parse what `dump` wrote, or what an operator wrote.
+
+    Raises:
+        ConfigError: not JSON, an unknown key, or a value of the wrong type; names it.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not valid JSON: {error}") from error
+    return _build(cls, data, where)
+
+
+def load_file(cls: type[T], path: str) -> T:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    return load(cls, text, path)
+
+
+def cache_home() -> Path:
+    """Where made or downloaded things are kept: $TANDEM_HOME, else $XDG_CACHE_HOME/tandem, else ~/.cache/tandem."""
+    if home := os.environ.get("TANDEM_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tandem"
+
+
+def _build(cls: type[T], data: object, where: str) -> T:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where}: an object was expected, not {type(data).__name__}")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ConfigError(f"{where}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(hints))}")
+    return cls(**{key: _value(hints[key], value, f"{where}.{key}") for key, value in data.items()})
+
+
+def _value(hint: Any, value: object, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast("type[Any]", hint), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, types.UnionType) or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ConfigError(f"{where}: {hint.__name__} expected, got {value!r}")
+    return value

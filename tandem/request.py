@@ -1,0 +1,122 @@
+"""The vocabulary of a request, shared by every process.
+
+A request changes type as it crosses a boundary::
+
+    proto GenerateRequest ──validate──▶ Request ──place──▶ (router) Attempt ──▶ PrefillTask ──reserve──▶ ReservedPrompt
+                                                                                                   │ hand-off
+                                                              RunningSequence ◀──verify── Lease ◀──┘
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+__all__ = ["FinishReason", "Phase", "Request", "SamplingParams", "ServiceClass", "StopRules", "Timings"]
+
+
+class Phase(enum.Enum):
+    """Where a request stands, as the router sees it.
+
+    ::
+
+        RECEIVED → QUEUED → PREFILLING ─┬→ DECODING → FINISHED
+                     ▲   (KV streams by │      │
+                     │    chunk)        └──────┤ (worker lost or hand-off refused)
+                     └─────────────────────────┘
+        any → CANCELLED | FAILED
+    """
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class ServiceClass(enum.Enum):
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Randomness is a function of (seed, position): no generator state exists.
+
+    temperature: 0 is greedy; else logits are divided by it. Range 0 … 100.
+    top_p: keep the smallest set of tokens whose probability reaches it. Range (0, 1]; 1 keeps all.
+    top_k: keep the k likeliest tokens; 0 keeps all.
+    seed: 64 bits; the router draws one when the client gives none, so that a retried request repeats itself.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a worker ends a sequence. Stop strings are the router's, since only it has text.
+
+    max_new_tokens: at least 1, counted over the whole answer, the first token included.
+    stop_token_ids: the model's end tokens and the client's own, merged by the router; empty means only length ends it.
+    """
+
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+
+    def finish_reason(self, num_generated: int, last_token: int) -> FinishReason | None:
+        """What ends a sequence of `num_generated` tokens whose newest is `last_token`; None: go on."""
+        if last_token in self.stop_token_ids:
+            return FinishReason.STOP
+        if num_generated >= self.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that was validated against the model's limits.
+
+    prompt: token ids, at least one. generated: tokens already delivered by an earlier attempt; prefill absorbs
+    `prompt + generated`, and counting goes on after them.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopRules
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
+    generated: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What prefill absorbs."""
+        return self.prompt + self.generated
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Positions that the sequence can reach: prompt and answer, less the last token, which is never fed back."""
+        return len(self.prompt) + self.stop.max_new_tokens - 1
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of one request in seconds on the router's monotonic clock; 0.0 = not reached."""
+
+    received: float = 0.0
+    queued: float = 0.0
+    prefill_started: float = 0.0
+    first_token: float = 0.0
+    handed_off: float = 0.0
+    decode_started: float = 0.0
+    finished: float = 0.0
+    attempts: int = field(default=0)

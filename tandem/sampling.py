@@ -1,0 +1,81 @@
+"""Drawing the next token, for a whole batch at once, as a function of (logits, parameters, seed, position).
+
+No generator state exists: the uniform number of a draw is a hash of the request's seed and the index of the token in
+the sequence. So the same request gives the same tokens alone or among strangers, on any worker, and after a resumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.request import SamplingParams
+
+__all__ = ["Draw", "sample", "uniform"]
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row of a batch: how to sample, and the absolute position of the token to be drawn (prompt included)."""
+
+    params: SamplingParams
+    position: int
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from 64 bits of seed and a position: SplitMix64's finaliser over both
+    (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), top 53 bits."""
+    z = _mix(((seed & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64)
+    z = _mix((z ^ (position * 0xD1342543DE82EF95)) & _MASK64)
+    return (z >> 11) * 2.0**-53
+
+
+def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Token ids, one per row of `logits_BV` (fp32 `[B, V]`, finite).
+
+    Greedy rows take the largest logit, the lowest id among equals. Other rows are divided by temperature, cut to top_k
+    and then to top_p over the renormalised rest, and drawn by inverse CDF in order of falling probability.
+    """
+    assert logits_BV.shape[0] == len(draws)
+    tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
+    rows = [i for i, draw in enumerate(draws) if draw.params.temperature > 0]
+    if rows:
+        drawn = _sample_rows(logits_BV[rows], [draws[i] for i in rows])
+        for row, token in zip(rows, drawn, strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _sample_rows(logits_RV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits_RV.device).unsqueeze(1)
+
+    temperature_R1 = column([d.params.temperature for d in draws], torch.float64)
+    top_p_R1 = column([d.params.top_p for d in draws], torch.float64)
+    vocab = logits_RV.shape[1]
+    top_k_R1 = column([min(d.params.top_k or vocab, vocab) for d in draws], torch.int64)
+    uniform_R1 = column([uniform(d.params.seed, d.position) for d in draws], torch.float64)
+
+    # fp64 from here: a tiny temperature must not overflow, and the CDF must end at 1 for large vocabularies.
+    sorted_RV, ids_RV = logits_RV.double().sort(dim=-1, descending=True, stable=True)
+    probs_RV = torch.softmax((sorted_RV - sorted_RV[:, :1]) / temperature_R1, dim=-1)
+    rank_V = torch.arange(vocab, device=logits_RV.device).unsqueeze(0)
+    probs_RV = probs_RV.masked_fill(rank_V >= top_k_R1, 0.0)
+    probs_RV = probs_RV / probs_RV.sum(dim=-1, keepdim=True)
+    before_RV = probs_RV.cumsum(dim=-1) - probs_RV
+    probs_RV = probs_RV.masked_fill((before_RV >= top_p_R1) & (rank_V > 0), 0.0)
+
+    cdf_RV = probs_RV.cumsum(dim=-1)
+    index_R1 = torch.searchsorted(cdf_RV, uniform_R1 * cdf_RV[:, -1:], right=True)
+    last_kept_R1 = (probs_RV > 0).sum(dim=-1, keepdim=True) - 1
+    return ids_RV.gather(1, torch.minimum(index_R1, last_kept_R1)).squeeze(1).tolist()
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
