@@ -1,0 +1,82 @@
+"""Where every gRPC server and channel of tandem is made, so that options and credentials stand in one place.
+
+Ports are never shared: a port in use is an error, not a second process that silently takes half of the calls.
+Proxies of the environment are ignored, since tandem's processes talk to each other directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.errors import ConfigError
+
+__all__ = ["DEFAULT_MAX_MESSAGE_BYTES", "bind", "create_channel", "create_server"]
+
+DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# A peer that does not answer a ping within this time is gone: its streams end with UNAVAILABLE.
+_KEEPALIVE_TIME_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+# Pings of clients that come more often than this are answered with GOAWAY; well below what channels made here send.
+_MIN_PING_INTERVAL_MS = 2_000
+_RECONNECT_BACKOFF_MS = 100
+_RECONNECT_BACKOFF_MAX_MS = 2_000
+
+
+def create_server(
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+) -> grpc.aio.Server:
+    """A server on the running event loop, without a port yet (see `bind`).
+
+    max_message_bytes: largest message that it receives; a larger one is refused with RESOURCE_EXHAUSTED.
+    """
+    options = (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+    return grpc.aio.server(interceptors=tuple(interceptors), options=options)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Give `server` its port; port 0 lets the system choose. Returns the port it listens on after `server.start()`.
+
+    Raises:
+        ConfigError: the port is in use, or the host is no address of this machine.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound: int = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise ConfigError(f"cannot listen on {address}: the port is in use or the host is not this machine's; choose another")
+    return bound
+
+
+def create_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """A channel to `address` (host:port) on the running event loop; connects on its first call, and again by itself."""
+    options = (
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
+        ("grpc.min_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_BACKOFF_MAX_MS),
+    )
+    return grpc.aio.insecure_channel(address, options=options)
