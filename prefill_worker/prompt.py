@@ -1,0 +1,80 @@
+"""The types a prompt passes through inside a prefill worker.
+
+::
+
+    PrefillTask ──local memory──▶ ReservingPrompt ──lease granted──▶ RunningPrompt ──last chunk──▶ (hand-off) ──▶ freed
+        waits                       decode worker asked                 computed in chunks           state leaves
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.request import Request
+from transfer.sender import Handoff, LeaseGrant
+
+__all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt"]
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTask:
+    """What a router placed here. It holds nothing yet."""
+
+    request: Request
+    attempt: int
+    router_id: str
+    decode_worker_id: str
+    received_s: float
+
+    @property
+    def key(self) -> Key:
+        return (self.request.request_id, self.attempt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def needs_handoff(self) -> bool:
+        """False when the first token is also the last: nothing travels then."""
+        return len(self.request.generated) + 1 < self.request.stop.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMemory:
+    """Blocks for the prompt and one slot of this worker; freed when the hand-off has ended, never before."""
+
+    block_ids: tuple[int, ...]
+    slot: int
+
+
+@dataclass(slots=True)
+class ReservingPrompt:
+    """Local memory is held, the decode worker has been asked. `cancelled`: free everything when it answers."""
+
+    task: PrefillTask
+    memory: LocalMemory
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class RunningPrompt:
+    """A prompt that may be computed: both sides hold memory for it.
+
+    num_computed: positions in the caches. num_pushed_blocks: leading KV blocks already given to the sender.
+    """
+
+    task: PrefillTask
+    memory: LocalMemory
+    grant: LeaseGrant | None
+    handoff: Handoff | None
+    started_s: float = 0.0
+    num_computed: int = 0
+    num_pushed_blocks: int = 0
+    tokens: tuple[int, ...] = field(default=())
+
+    @property
+    def num_remaining(self) -> int:
+        return len(self.tokens) - self.num_computed

@@ -1,0 +1,68 @@
+"""A loaded model with its cache memory and pools: the part that both kinds of worker share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from tandem.cache.budget import size_pools
+from tandem.cache.memory import CacheMemory
+from tandem.cache.pool import IndexPool
+from tandem.config import WorkerConfig
+from tandem.model.batch import ForwardBatch, SequenceChunk
+from tandem.model.load import LoadedModel, load_model
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """blocks and slots hold who owns which index of `memory`; nothing else may hand them out."""
+
+    loaded: LoadedModel
+    memory: CacheMemory
+    blocks: IndexPool
+    slots: IndexPool
+    device: str
+
+    @classmethod
+    def build(cls, config: WorkerConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
+        """Load the weights, then size and allocate the pools from what is left.
+
+        Raises:
+            CheckpointError: the model cannot be served.
+            CapacityError: the memory budget cannot hold one full-length sequence.
+        """
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
+        loaded = load_model(config.model, progress, config.device)
+        specs = loaded.model.cache_specs(config.cache.block_size_tokens)
+        budget = config.cache.budget_bytes or int(psutil.virtual_memory().available * config.cache.free_fraction)
+        sizes = size_pools(specs, budget, loaded.max_context_tokens, config.cache.max_sequences)
+        return cls(
+            loaded=loaded,
+            memory=CacheMemory.allocate(specs, sizes, config.device),
+            blocks=IndexPool(sizes.num_blocks, "KV blocks"),
+            slots=IndexPool(sizes.num_slots, "state slots"),
+            device=config.device,
+        )
+
+    @property
+    def block_size_tokens(self) -> int:
+        return self.memory.specs.block_size_tokens
+
+    def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+        """One step over `chunks`. Returns the hidden states after the final norm, `[T, D]`.
+
+        on_layer(i) is called as soon as layer i's caches stand for all new tokens.
+        """
+        batch = ForwardBatch.build(chunks, self.block_size_tokens, self.device)
+        with torch.inference_mode():
+            return self.loaded.model.forward(batch, self.memory, on_layer)
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.loaded.model.logits(hidden_ND)
