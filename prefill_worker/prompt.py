@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.request import Request
 from transfer.sender import Handoff, LeaseGrant
+
+from tandem.request import Request
 
 __all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt"]
 
@@ -64,6 +65,7 @@ class RunningPrompt:
     """A prompt that may be computed: both sides hold memory for it.
 
     num_computed: positions in the caches. num_pushed_blocks: leading KV blocks already given to the sender.
+    aborting: the sender has been told to stop; memory is freed when it reports quiet.
     """
 
     task: PrefillTask
@@ -73,6 +75,7 @@ class RunningPrompt:
     started_s: float = 0.0
     num_computed: int = 0
     num_pushed_blocks: int = 0
+    aborting: bool = False
     tokens: tuple[int, ...] = field(default=())
 
     @property

@@ -68,10 +68,12 @@ class CacheConfig:
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
     """chunk_tokens: most prompt tokens that one step computes, over all prompts in it.
-    max_queue: prompts that may wait in one worker; more are refused with Overloaded."""
+    max_queue: prompts that may wait in one worker; more are refused with Overloaded.
+    reserve_patience_s: how long a full decode worker is asked again before the router may choose another."""
 
     chunk_tokens: int = 512
     max_queue: int = 1024
+    reserve_patience_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ class Outbox(Generic[M]):
         if was_empty:
             self._loop.call_soon_threadsafe(self._wake.set)
 
+    def nudge(self) -> None:
+        """Let a waiting `take` return what there is, now. Called on the event loop."""
+        self._wake.set()
+
     async def take(self, timeout_s: float) -> M:
         """What has accumulated; an empty message after `timeout_s` of silence, which serves as heartbeat."""
         try:

@@ -44,7 +44,9 @@ def request_from_wire(wire: pb.WireRequest, vocab_size: int, max_context_tokens:
     for name, ids in (("prompt", wire.prompt), ("generated", wire.generated), ("stop_token_ids", wire.stop_token_ids)):
         _require(not ids or (min(ids) >= 0 and max(ids) < vocab_size), name, f"a token id is outside 0 … {vocab_size - 1}")
     sampling = wire.sampling
-    _require(math.isfinite(sampling.temperature) and sampling.temperature >= 0, "temperature", "must be finite and not negative")
+    _require(
+        math.isfinite(sampling.temperature) and sampling.temperature >= 0, "temperature", "must be finite and not negative"
+    )
     _require(0 < sampling.top_p <= 1, "top_p", "must be in (0, 1]")
     _require(sampling.top_k >= 0, "top_k", "must not be negative")
     classes = {c.value: c for c in ServiceClass}
@@ -57,7 +59,9 @@ def request_from_wire(wire: pb.WireRequest, vocab_size: int, max_context_tokens:
         stop=StopRules(wire.max_new_tokens, frozenset(wire.stop_token_ids)),
         service_class=classes[wire.service_class],
     )
-    _require(request.max_total_tokens <= max_context_tokens, "max_new_tokens", f"exceeds the context of {max_context_tokens} tokens")
+    _require(
+        request.max_total_tokens <= max_context_tokens, "max_new_tokens", f"exceeds the context of {max_context_tokens} tokens"
+    )
     return request
 
 

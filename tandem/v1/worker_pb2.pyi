@@ -591,11 +591,14 @@ class ReserveReply(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_S_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.int
     """of the decode worker's life"""
     slot: _builtins.int
     expires_in_s: _builtins.float
+    nonce: _builtins.bytes
+    """must come back in the hand-off record"""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """for the prompt first, growth after"""
@@ -608,10 +611,11 @@ class ReserveReply(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         slot: _builtins.int = ...,
         expires_in_s: _builtins.float = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "epoch", b"epoch", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "epoch", b"epoch", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id", "nonce", b"nonce", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

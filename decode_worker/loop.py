@@ -1,0 +1,169 @@
+"""The decode worker's loop: receive, decide, act, settle. One thread owns everything in here but the lease table."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from transfer.lease import Lease, LeaseTable
+
+from decode_worker.inbox import CancelSequence, Message, RouterGone, Stop
+from decode_worker.report import Reporter
+from decode_worker.scheduler import num_joins
+from decode_worker.sequence import RunningSequence, VerifiedSequence
+from tandem.clock import Clock
+from tandem.config import DecodeConfig
+from tandem.engine import Engine
+from tandem.errors import HandoffError, LeaseLost
+from tandem.mailbox import Inbox, SessionHub
+from tandem.model.batch import SequenceChunk
+from tandem.request import FinishReason
+from tandem.sampling import Draw, sample
+from tandem.v1 import worker_pb2 as pb
+
+__all__ = ["DecodeLoop"]
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 0.5
+
+
+class DecodeLoop:
+    """Every step advances every running sequence by one token, in one batched forward pass.
+
+    Memory rule: blocks and slots belong to leases. The loop ends a lease when its sequence ends; the table decides what
+    that frees.
+    """
+
+    def __init__(
+        self, engine: Engine, config: DecodeConfig, leases: LeaseTable, hub: SessionHub[pb.DecodeEvents], clock: Clock
+    ) -> None:
+        self.inbox: Inbox[Message] = Inbox()
+        self._engine = engine
+        self._config = config
+        self._leases = leases
+        self._report = Reporter(hub)
+        self._clock = clock
+        self._verified: deque[VerifiedSequence] = deque()
+        self._running: list[RunningSequence] = []
+        self._stopping = False
+        self._step_s = 0.0
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._receive(wait_s=0.0 if self._running or self._verified else _IDLE_WAIT_S)
+            self._expire()
+            self._join()
+            if self._running:
+                self._step()
+            else:
+                self._check_pools()
+
+    def load(self) -> pb.WorkerLoad:
+        """Called from the session's thread: numbers may be one step old."""
+        return pb.WorkerLoad(
+            queue=len(self._verified),
+            running=len(self._running),
+            kv_blocks_used=self._engine.blocks.num_used,
+            kv_blocks_total=self._engine.blocks.size,
+            state_slots_used=self._engine.slots.num_used,
+            state_slots_total=self._engine.slots.size,
+            leases={state.value: count for state, count in self._leases.counts_by_state().items()},
+            step_seconds=self._step_s,
+        )
+
+    # ---- receive ----
+
+    def _receive(self, wait_s: float) -> None:
+        for message in self.inbox.take(wait_s):
+            match message:
+                case VerifiedSequence():
+                    self._verified.append(message)
+                case CancelSequence(key):
+                    self._drop(lambda lease, key=key: (lease.request.request_id, lease.attempt) == key)  # type: ignore[misc]
+                case RouterGone(router_id):
+                    self._drop(lambda lease, router_id=router_id: lease.router_id == router_id)  # type: ignore[misc]
+                case Stop():
+                    self._stopping = True
+
+    def _drop(self, unwanted: Callable[[Lease], bool]) -> None:
+        """Nobody waits for these any more, at whatever point of their life they are."""
+        for lease in self._leases.live():
+            if unwanted(lease):
+                self._end(lease, "cancelled")
+        self._verified = deque(v for v in self._verified if not unwanted(v.lease))
+        self._running = [s for s in self._running if not unwanted(s.lease)]
+
+    def _expire(self) -> None:
+        for lease in self._leases.expire():
+            self._report.failed(
+                lease, LeaseLost(f"the hand-off of lease {lease.id} did not arrive in {self._config.lease_ttl_s} s")
+            )
+
+    # ---- decide and act ----
+
+    def _join(self) -> None:
+        count = num_joins(len(self._verified), len(self._running), self._config.max_batch, self._config.max_joins_per_step)
+        for _ in range(count):
+            verified = self._verified.popleft()
+            try:
+                self._leases.start_running(verified.lease.id)
+            except LeaseLost:
+                logger.warning("lease %s ended before its sequence could join", verified.lease.id)
+                continue
+            self._running.append(RunningSequence.join(verified))
+
+    def _step(self) -> None:
+        started_s = self._clock.now()
+        try:
+            tokens = self._compute(self._running)
+        except Exception:  # the step ends here, and with it these sequences only: the worker goes on
+            logger.exception("a decode step over %d sequences failed", len(self._running))
+            for sequence in self._running:
+                self._report.failed(sequence.lease, HandoffError("decode failed on this worker; see its log"))
+                self._end(sequence.lease, "step failed")
+            self._running = []
+            return
+        self._step_s = self._clock.now() - started_s
+        self._settle(tokens)
+
+    def _compute(self, running: Sequence[RunningSequence]) -> list[int]:
+        chunks = [
+            SequenceChunk(
+                tokens=(sequence.last_token,),
+                context_tokens=sequence.context_tokens,
+                block_ids=sequence.lease.block_ids,
+                slot=sequence.lease.slot,
+            )
+            for sequence in running
+        ]
+        logits_BV = self._engine.logits(self._engine.forward(chunks))
+        draws = [Draw(s.lease.request.sampling, position=len(s.lease.request.prompt) + s.num_generated) for s in running]
+        return sample(logits_BV, draws)
+
+    # ---- settle ----
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        going_on: list[RunningSequence] = []
+        finished: dict[str, FinishReason] = {}
+        for sequence, token in zip(self._running, tokens, strict=True):
+            reason = sequence.advance(token)
+            if reason is None:
+                going_on.append(sequence)
+            else:
+                finished[sequence.lease.id] = reason
+                self._leases.release(sequence.lease.id)
+        self._report.step(self._running, finished)
+        self._running = going_on
+
+    def _end(self, lease: Lease, cause: str) -> None:
+        try:
+            self._leases.abort(lease.id, cause)
+        except LeaseLost:
+            logger.debug("lease %s had already ended", lease.id)
+
+    def _check_pools(self) -> None:
+        """Invariant: live leases and free indices sum to the pools' sizes."""
+        if mismatches := self._leases.check():
+            logger.error("idle, but the pools do not sum: %s", mismatches)

@@ -1,0 +1,50 @@
+"""What a decode worker tells the routers, as messages of the internal proto."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from transfer.lease import Lease
+
+from decode_worker.sequence import RunningSequence
+from tandem.errors import TandemError
+from tandem.mailbox import SessionHub
+from tandem.request import FinishReason
+from tandem.v1 import worker_pb2 as pb
+from tandem.wire import failure_to_wire
+
+__all__ = ["Reporter"]
+
+
+@dataclass(frozen=True)
+class Reporter:
+    hub: SessionHub[pb.DecodeEvents]
+
+    def ready(self, lease: Lease, handoff_exposed_s: float) -> None:
+        event = pb.SequenceReady(
+            request_id=lease.request.request_id, attempt=lease.attempt, handoff_exposed_seconds=handoff_exposed_s
+        )
+        self.hub.post(lease.router_id, pb.DecodeEvents(ready=[event]))
+
+    def failed(self, lease: Lease, error: TandemError) -> None:
+        event = failure_to_wire(lease.request.request_id, lease.attempt, error)
+        self.hub.post(lease.router_id, pb.DecodeEvents(failed=[event]))
+
+    def step(self, sequences: Sequence[RunningSequence], finished: Mapping[str, FinishReason]) -> None:
+        """The newest token of every sequence of a step: one message for each router. finished: by lease id."""
+        by_router: defaultdict[str, list[pb.SequenceTokens]] = defaultdict(list)
+        for sequence in sequences:
+            lease = sequence.lease
+            reason = finished.get(lease.id)
+            event = pb.SequenceTokens(
+                request_id=lease.request.request_id,
+                attempt=lease.attempt,
+                index=sequence.num_generated - 1,
+                tokens=[sequence.last_token],
+                finish_reason=reason.value if reason else "",
+            )
+            by_router[lease.router_id].append(event)
+        for router_id, events in by_router.items():
+            self.hub.post(router_id, pb.DecodeEvents(tokens=events))

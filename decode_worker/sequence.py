@@ -1,0 +1,66 @@
+"""The types a sequence passes through inside a decode worker.
+
+::
+
+    Lease (reserved, receiving) ──record verified──▶ VerifiedSequence ──joins a step──▶ RunningSequence ──▶ lease released
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transfer.lease import Lease
+
+from tandem.request import FinishReason
+
+__all__ = ["Key", "RunningSequence", "VerifiedSequence"]
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSequence:
+    """Its state lies in the lease's memory and was checked. num_positions: positions that the caches stand for."""
+
+    lease: Lease
+    num_positions: int
+    first_token: int
+
+    @property
+    def key(self) -> Key:
+        return (self.lease.request.request_id, self.lease.attempt)
+
+    @property
+    def router_id(self) -> str:
+        return self.lease.router_id
+
+
+@dataclass(slots=True)
+class RunningSequence:
+    """A member of the batch. context_tokens: positions in the caches; last_token: drawn, not yet in them.
+    num_generated: tokens of the answer so far, earlier attempts' included."""
+
+    lease: Lease
+    context_tokens: int
+    last_token: int
+    num_generated: int
+
+    @classmethod
+    def join(cls, verified: VerifiedSequence) -> RunningSequence:
+        return cls(
+            lease=verified.lease,
+            context_tokens=verified.num_positions,
+            last_token=verified.first_token,
+            num_generated=len(verified.lease.request.generated) + 1,
+        )
+
+    @property
+    def key(self) -> Key:
+        return (self.lease.request.request_id, self.lease.attempt)
+
+    def advance(self, token: int) -> FinishReason | None:
+        """One step done: `last_token` is in the caches now and `token` was drawn after it."""
+        self.context_tokens += 1
+        self.last_token = token
+        self.num_generated += 1
+        return self.lease.request.stop.finish_reason(self.num_generated, token)

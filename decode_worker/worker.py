@@ -1,0 +1,156 @@
+"""One decode worker, whole, without the server around it: leases, receiver, step loop, sessions."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator
+
+from transfer.agent import TransferAgent
+from transfer.layout import CacheLayout
+from transfer.lease import Lease, LeaseTable
+from transfer.receiver import Receiver
+from transfer.record import HandoffRecord
+
+from decode_worker.inbox import CancelSequence, RouterGone, Stop
+from decode_worker.loop import DecodeLoop
+from decode_worker.report import Reporter
+from decode_worker.sequence import VerifiedSequence
+from tandem.clock import MonotonicClock
+from tandem.config import WorkerConfig
+from tandem.description import check_same_model, describe
+from tandem.engine import Engine
+from tandem.errors import HandoffError, HandoffRefused, PeerRefused
+from tandem.mailbox import SessionHub
+from tandem.session import serve_session
+from tandem.v1 import worker_pb2 as pb
+from tandem.wire import request_from_wire
+
+__all__ = ["DecodeWorker"]
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """Public methods but `session` may be called from any thread; none of them waits for a step."""
+
+    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
+        self.worker_id = worker_id
+        self.description = pb.WorkerDescription()
+        self._engine = engine
+        self._agent = agent
+        self._layout = CacheLayout.of(engine.memory)
+        self._hub: SessionHub[pb.DecodeEvents] = SessionHub(pb.DecodeEvents)
+        self._report = Reporter(self._hub)
+        clock = MonotonicClock()
+        self._leases = LeaseTable(
+            blocks=engine.blocks,
+            slots=engine.slots,
+            block_size_tokens=engine.block_size_tokens,
+            clock=clock,
+            ttl_s=config.decode.lease_ttl_s,
+            epoch=secrets.randbits(63),
+        )
+        self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock)
+        self._receiver = Receiver(
+            agent=agent,
+            memory=engine.memory,
+            layout=self._layout,
+            leases=self._leases,
+            fingerprint=engine.loaded.fingerprint,
+            vocab_size=engine.loaded.config.vocab_size,
+            config=config.transfer,
+            clock=clock,
+            on_verified=self._on_verified,
+            on_refused=self._on_refused,
+        )
+        self._thread = threading.Thread(target=self._loop.run, name="decode-steps", daemon=True)
+
+    def start(self, address: str) -> None:
+        """Begin to serve; `address` is where the internal gRPC server listens."""
+        self.description = describe(self.worker_id, "decode", address, self._agent.transport, self._engine)
+        self._receiver.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.inbox.put(Stop())
+        self._thread.join(timeout=10)
+        self._receiver.stop()
+        self._agent.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and self._receiver.is_alive
+
+    # ---- prefill workers ----
+
+    def pair(self, request: pb.PairRequest) -> pb.PairReply:
+        """Raises: PeerRefused."""
+        check_same_model(self.description.model, request.writer.model)
+        if request.layout_digest != self._layout.digest:
+            raise PeerRefused("the cache layouts differ; run the same release of tandem in both pools")
+        regions = [
+            pb.RegionGroupMessage(
+                name=g.name, kind=g.kind, layer=g.layer, address=g.address, item_bytes=g.item_bytes, num_items=g.num_items
+            )
+            for g in self._layout.groups
+        ]
+        return pb.PairReply(
+            reader=self.description, agent_metadata=self._agent.metadata, agent_name=self._agent.name, regions=regions
+        )
+
+    def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
+        """Raises: NoRoom, InvalidRequest, HandoffError (the router has no session here)."""
+        wire = request.request
+        if not self._hub.is_open(wire.router_id):
+            raise HandoffError(f"router {wire.router_id!r} has no session with decode worker {self.worker_id}")
+        model = self.description.model
+        lease = self._leases.reserve(
+            request=request_from_wire(wire, model.vocab_size, model.max_context_tokens),
+            attempt=wire.attempt,
+            router_id=wire.router_id,
+            writer_id=request.writer_id,
+        )
+        self._receiver.wake()
+        return pb.ReserveReply(
+            lease_id=lease.id,
+            epoch=lease.epoch,
+            block_ids=lease.block_ids,
+            slot=lease.slot,
+            expires_in_s=self._leases.ttl_s,
+            nonce=lease.nonce,
+        )
+
+    def writer_quiet(self, request: pb.ReleaseRequest) -> None:
+        """Raises: LeaseLost."""
+        logger.debug("writer %s is quiet on lease %s: %s", request.writer_id, request.lease_id, request.reason)
+        self._leases.writer_quiet(request.lease_id, request.epoch, request.writer_id)
+
+    def writer_dead(self, writer_id: str) -> None:
+        """The prefill worker is gone and its connection is torn down: nothing writes any more."""
+        for lease in self._leases.writer_dead(writer_id):
+            self._report.failed(lease, HandoffError(f"prefill worker {writer_id} was lost before the hand-off was complete"))
+
+    # ---- routers ----
+
+    def session(self, commands: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[pb.DecodeEvents]:
+        return serve_session(self._hub, commands, self._command, self._router_gone, self._loop.load)
+
+    def _command(self, router_id: str, command: pb.DecodeCommand) -> None:
+        if command.HasField("cancel"):
+            self._loop.inbox.put(CancelSequence((command.cancel.request_id, command.cancel.attempt)))
+
+    def _router_gone(self, router_id: str) -> None:
+        self._loop.inbox.put(RouterGone(router_id))
+
+    # ---- receiver's thread ----
+
+    def _on_verified(self, lease: Lease, record: HandoffRecord, exposed_s: float) -> None:
+        self._loop.inbox.put(VerifiedSequence(lease, record.num_positions, record.first_token))
+        self._report.ready(lease, exposed_s)
+
+    def _on_refused(self, lease: Lease | None, error: HandoffRefused) -> None:
+        logger.warning("%s", error)
+        if lease is not None:
+            self._report.failed(lease, error)

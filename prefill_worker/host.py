@@ -1,0 +1,52 @@
+"""A prefill worker with its gRPC server: what an actor, or a test without Ray, starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+from transfer.agent import TransferAgent
+
+from prefill_worker.service import PrefillService
+from prefill_worker.worker import PrefillWorker
+from tandem.config import WorkerConfig
+from tandem.engine import Engine
+from tandem.rpc import bind, create_server
+from tandem.v1 import worker_pb2_grpc as pb_grpc
+
+__all__ = ["PrefillHost"]
+
+_STOP_GRACE_S = 1.0
+
+
+class PrefillHost:
+    def __init__(self, worker: PrefillWorker, server: grpc.aio.Server) -> None:
+        self.worker = worker
+        self._server = server
+
+    @classmethod
+    async def start(
+        cls,
+        worker_id: str,
+        config: WorkerConfig,
+        make_agent: Callable[[str, WorkerConfig], TransferAgent],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> PrefillHost:
+        """Load, listen, serve.
+
+        Raises:
+            ConfigError: the checkpoint, the memory budget or the port cannot be used.
+        """
+        engine = await asyncio.to_thread(Engine.build, config, progress)
+        worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, config))
+        server = create_server()
+        pb_grpc.add_PrefillWorkerServicer_to_server(PrefillService(worker), server)  # type: ignore[no-untyped-call]
+        port = bind(server, config.host, 0)
+        worker.start(f"{config.host}:{port}")
+        await server.start()
+        return cls(worker, server)
+
+    async def stop(self) -> None:
+        await self._server.stop(_STOP_GRACE_S)
+        await self.worker.stop()

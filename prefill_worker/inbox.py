@@ -1,0 +1,55 @@
+"""Everything that can reach the prefill step loop from another thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transfer.sender import HandoffResult, LeaseGrant
+
+from prefill_worker.prompt import Key, PrefillTask
+from tandem.errors import TandemError
+
+__all__ = ["CancelTask", "HandoffEnded", "MemoryQuiet", "Message", "ReservationEnded", "RouterGone", "Stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """The session of a router ended: nobody waits for its requests any more."""
+
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationEnded:
+    """The decode worker's answer: a grant, or the reason why there is none."""
+
+    key: Key
+    outcome: LeaseGrant | TandemError
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffEnded:
+    """The record has been sent, or the hand-off has failed. Local memory may be freed after a success only."""
+
+    key: Key
+    outcome: HandoffResult | TandemError
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuiet:
+    """No write of an aborted or failed hand-off is in flight: both sides may reuse the memory."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Message = PrefillTask | CancelTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Stop

@@ -1,0 +1,317 @@
+"""The prefill worker's loop: receive, decide, act, settle. One thread owns everything in here."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from transfer.sender import Handoff, HandoffResult, LeaseGrant
+
+from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
+from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
+from prefill_worker.report import Reporter
+from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
+from tandem.cache.spec import PagedKvSpec
+from tandem.clock import Clock
+from tandem.config import PrefillConfig
+from tandem.engine import Engine
+from tandem.errors import HandoffError, NoRoom, Overloaded, TandemError
+from tandem.mailbox import Inbox, SessionHub
+from tandem.model.batch import SequenceChunk
+from tandem.sampling import Draw, sample
+from tandem.v1 import worker_pb2 as pb
+
+__all__ = ["HandoffSource", "PrefillLoop", "ReservationClient"]
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 1.0
+
+
+class ReservationClient(Protocol):
+    """The decode workers, as the loop needs them. Calls return at once; answers arrive in the inbox."""
+
+    def reserve(self, task: PrefillTask) -> None:
+        """Ask for a lease; the answer is a `ReservationEnded`."""
+        ...
+
+    def release(self, grant: LeaseGrant, reason: str) -> None:
+        """Tell the decode worker that no write of this lease is in flight and none will follow."""
+        ...
+
+
+class HandoffSource(Protocol):
+    def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> Handoff:
+        """Start to send from `memory` into what `grant` names."""
+        ...
+
+
+class PrefillLoop:
+    """Owns the pools of its engine, every prompt placed here, and the order in which they are computed.
+
+    Memory rule: a prompt's blocks and slot go back to the pool when its hand-off succeeded, or when the sender reports
+    that no write reads from them any more. Nothing else frees them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: PrefillConfig,
+        handoffs: HandoffSource,
+        reservations: ReservationClient,
+        hub: SessionHub[pb.PrefillEvents],
+        clock: Clock,
+    ) -> None:
+        self.inbox: Inbox[Message] = Inbox()
+        self._engine = engine
+        self._config = config
+        self._handoffs = handoffs
+        self._reservations = reservations
+        self._report = Reporter(hub)
+        self._clock = clock
+        self._waiting: deque[PrefillTask] = deque()
+        self._reserving: dict[Key, ReservingPrompt] = {}
+        self._running: list[RunningPrompt] = []
+        self._leaving: dict[Key, RunningPrompt] = {}
+        self._stopping = False
+        self._step_s = 0.0
+
+    def run(self) -> None:
+        while not self._stopping:
+            self._receive(wait_s=0.0 if self._running else _IDLE_WAIT_S)
+            self._start_waiting()
+            plans = plan_chunks([p.num_remaining for p in self._running], self._config.chunk_tokens)
+            if plans:
+                self._step(plans)
+            elif self._is_idle:
+                self._check_pools()
+
+    def load(self) -> pb.WorkerLoad:
+        """Called from the session's thread: numbers may be one step old."""
+        return pb.WorkerLoad(
+            queue=len(self._waiting) + len(self._reserving),
+            queue_tokens=sum(t.num_tokens for t in list(self._waiting)) + sum(p.num_remaining for p in list(self._running)),
+            running=len(self._running) + len(self._leaving),
+            kv_blocks_used=self._engine.blocks.num_used,
+            kv_blocks_total=self._engine.blocks.size,
+            state_slots_used=self._engine.slots.num_used,
+            state_slots_total=self._engine.slots.size,
+            step_seconds=self._step_s,
+        )
+
+    # ---- receive ----
+
+    def _receive(self, wait_s: float) -> None:
+        for message in self.inbox.take(wait_s):
+            match message:
+                case PrefillTask():
+                    self._accept(message)
+                case ReservationEnded(key, outcome):
+                    self._reservation_ended(key, outcome)
+                case HandoffEnded(key, outcome):
+                    self._handoff_ended(key, outcome)
+                case MemoryQuiet(key):
+                    self._memory_quiet(key)
+                case CancelTask(key):
+                    self._drop(lambda task, key=key: task.key == key)  # type: ignore[misc]
+                case RouterGone(router_id):
+                    self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
+                case Stop():
+                    self._stopping = True
+
+    def _accept(self, task: PrefillTask) -> None:
+        blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
+        if self._knows(task.key):
+            logger.warning("request %s attempt %d was placed here twice; the second is ignored", *task.key)
+        elif len(self._waiting) >= self._config.max_queue:
+            self._report.failed(
+                task, Overloaded(f"{len(self._waiting)} prompts wait at this prefill worker", retry_after_s=1.0)
+            )
+        elif blocks_needed > self._engine.blocks.size:
+            self._report.failed(
+                task, NoRoom(f"the prompt needs {blocks_needed} KV blocks, this worker has {self._engine.blocks.size}")
+            )
+        else:
+            self._waiting.append(task)
+
+    def _reservation_ended(self, key: Key, outcome: LeaseGrant | TandemError) -> None:
+        reserving = self._reserving.pop(key)
+        if isinstance(outcome, TandemError):
+            self._free(reserving.memory)
+            if not reserving.cancelled:
+                self._report.failed(reserving.task, outcome)
+        elif reserving.cancelled:
+            self._free(reserving.memory)
+            self._reservations.release(outcome, "cancelled")
+        else:
+            handoff = self._handoffs.begin(reserving.task, outcome, reserving.memory)
+            self._begin(reserving.task, reserving.memory, outcome, handoff)
+
+    def _handoff_ended(self, key: Key, outcome: HandoffResult | TandemError) -> None:
+        prompt = self._leaving.get(key)
+        if prompt is None:
+            return
+        if isinstance(outcome, TandemError):
+            self._report.failed(prompt.task, outcome)
+            self._abort(prompt, str(outcome))
+        else:
+            del self._leaving[key]
+            self._free(prompt.memory)
+
+    def _memory_quiet(self, key: Key) -> None:
+        prompt = self._leaving.pop(key, None)
+        if prompt is None:  # the record had already been sent when the abort came
+            return
+        self._free(prompt.memory)
+        if prompt.grant is not None:
+            self._reservations.release(prompt.grant, "aborted")
+
+    def _drop(self, unwanted: Callable[[PrefillTask], bool]) -> None:
+        """Nobody waits for these any more, at whatever point of their life they are."""
+        self._waiting = deque(task for task in self._waiting if not unwanted(task))
+        for reserving in self._reserving.values():
+            reserving.cancelled |= unwanted(reserving.task)
+        for prompt in [p for p in self._running if unwanted(p.task)]:
+            self._running.remove(prompt)
+            self._leave_aborted(prompt, "cancelled")
+        for prompt in [p for p in self._leaving.values() if unwanted(p.task)]:
+            self._abort(prompt, "cancelled")
+
+    # ---- decide and act ----
+
+    def _start_waiting(self) -> None:
+        """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
+        started = sum(p.num_remaining for p in self._running) + sum(r.task.num_tokens for r in self._reserving.values())
+        while self._waiting and may_start_another(started, self._config.chunk_tokens):
+            task = self._waiting[0]
+            blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
+            if not (self._engine.blocks.can_allocate(blocks_needed) and self._engine.slots.can_allocate(1)):
+                return
+            self._waiting.popleft()
+            memory = LocalMemory(tuple(self._engine.blocks.allocate(blocks_needed)), self._engine.slots.allocate(1)[0])
+            started += task.num_tokens
+            if task.needs_handoff:
+                self._reserving[task.key] = ReservingPrompt(task, memory)
+                self._reservations.reserve(task)
+            else:
+                self._begin(task, memory, None, None)
+
+    def _begin(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant | None, handoff: Handoff | None) -> None:
+        self._running.append(RunningPrompt(task=task, memory=memory, grant=grant, handoff=handoff, tokens=task.request.tokens))
+
+    def _step(self, plans: Sequence[ChunkPlan]) -> None:
+        prompts = [self._running[plan.index] for plan in plans]
+        started_s = self._clock.now()
+        for prompt in prompts:
+            if prompt.num_computed == 0:
+                prompt.started_s = started_s
+                self._report.started(prompt.task)
+        try:
+            first_tokens = self._compute(prompts, plans)
+        except Exception:  # the step ends here, and with it these prompts only: the worker goes on
+            logger.exception("a prefill step over %d prompts failed", len(prompts))
+            for prompt in prompts:
+                self._running.remove(prompt)
+                self._report.failed(prompt.task, HandoffError("prefill failed on this worker; see its log"))
+                self._leave_aborted(prompt, "prefill failed")
+            return
+        self._step_s = self._clock.now() - started_s
+        self._settle(prompts, plans, first_tokens)
+
+    def _compute(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[int]:
+        """Run one chunk of each prompt; returns the first tokens of those that this chunk completes, in order."""
+        chunks = [
+            SequenceChunk(
+                tokens=prompt.tokens[prompt.num_computed : prompt.num_computed + plan.num_tokens],
+                context_tokens=prompt.num_computed,
+                block_ids=prompt.memory.block_ids,
+                slot=prompt.memory.slot,
+            )
+            for prompt, plan in zip(prompts, plans, strict=True)
+        ]
+        completed = [prompt for prompt, plan in zip(prompts, plans, strict=True) if plan.is_last]
+        hidden_TD = self._engine.forward(chunks, lambda layer: self._push_layer(completed, layer))
+        if not completed:
+            return []
+        ends: list[int] = torch.tensor([len(c.tokens) for c in chunks]).cumsum(0).tolist()
+        rows = [end - 1 for end, plan in zip(ends, plans, strict=True) if plan.is_last]
+        draws = [Draw(p.task.request.sampling, position=len(p.tokens)) for p in completed]
+        return sample(self._engine.logits(hidden_TD[rows]), draws)
+
+    def _push_layer(self, completed: Sequence[RunningPrompt], layer: int) -> None:
+        """In a prompt's last chunk every layer leaves as soon as it is final."""
+        is_attention = isinstance(self._engine.memory.specs.layers[layer][0], PagedKvSpec)
+        for prompt in completed:
+            if prompt.handoff is None:
+                continue
+            if is_attention:
+                prompt.handoff.push_kv(range(prompt.num_pushed_blocks, len(prompt.memory.block_ids)), layer=layer)
+            else:
+                prompt.handoff.push_state(layer)
+
+    # ---- settle ----
+
+    def _settle(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan], first_tokens: Sequence[int]) -> None:
+        compute_done_s = self._clock.now()
+        tokens = iter(first_tokens)
+        for prompt, plan in zip(prompts, plans, strict=True):
+            prompt.num_computed += plan.num_tokens
+            if plan.is_last:
+                self._running.remove(prompt)
+                self._complete(prompt, next(tokens), compute_done_s)
+            elif prompt.handoff is not None:
+                complete_blocks = prompt.num_computed // self._engine.block_size_tokens
+                if complete_blocks > prompt.num_pushed_blocks:
+                    prompt.handoff.push_kv(range(prompt.num_pushed_blocks, complete_blocks))
+                    prompt.num_pushed_blocks = complete_blocks
+
+    def _complete(self, prompt: RunningPrompt, token: int, compute_done_s: float) -> None:
+        request = prompt.task.request
+        finish = request.stop.finish_reason(len(request.generated) + 1, token)
+        self._report.first_token(prompt, token, finish, compute_done_s)
+        if finish is not None or prompt.handoff is None:
+            self._leave_aborted(prompt, "the first token ended the answer")
+            return
+        self._leaving[prompt.task.key] = prompt
+        prompt.handoff.finish(
+            num_positions=len(prompt.tokens),
+            first_token=token,
+            compute_done_s=compute_done_s,
+            on_done=lambda outcome: self.inbox.put(HandoffEnded(prompt.task.key, outcome)),
+        )
+
+    def _leave_aborted(self, prompt: RunningPrompt, reason: str) -> None:
+        """The prompt is no longer computed and will not be handed off: wait for quiet, then free both sides."""
+        if prompt.handoff is None:
+            self._free(prompt.memory)
+            return
+        self._leaving[prompt.task.key] = prompt
+        self._abort(prompt, reason)
+
+    def _abort(self, prompt: RunningPrompt, reason: str) -> None:
+        assert prompt.handoff is not None, "only prompts with a hand-off leave"
+        if prompt.aborting:
+            return
+        prompt.aborting = True
+        logger.debug("hand-off of %s aborted: %s", prompt.task.request.request_id, reason)
+        prompt.handoff.abort(lambda: self.inbox.put(MemoryQuiet(prompt.task.key)))
+
+    def _free(self, memory: LocalMemory) -> None:
+        self._engine.blocks.free(memory.block_ids)
+        self._engine.slots.free([memory.slot])
+
+    def _knows(self, key: Key) -> bool:
+        computing = [t.key for t in self._waiting] + [p.task.key for p in self._running]
+        return key in self._reserving or key in self._leaving or key in computing
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._waiting or self._reserving or self._running or self._leaving)
+
+    def _check_pools(self) -> None:
+        """Invariant: an idle worker holds nothing."""
+        if leaked := self._engine.blocks.check(()) + self._engine.slots.check(()):
+            logger.error("idle, but %d blocks or slots are not free: %s", len(leaked), leaked[:20])

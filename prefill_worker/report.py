@@ -1,0 +1,41 @@
+"""What a prefill worker tells the routers, as messages of the internal proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefill_worker.prompt import PrefillTask, RunningPrompt
+from tandem.errors import TandemError
+from tandem.mailbox import SessionHub
+from tandem.request import FinishReason
+from tandem.v1 import worker_pb2 as pb
+from tandem.wire import failure_to_wire
+
+__all__ = ["Reporter"]
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Loads are not posted with events: the session adds a fresh one to every message that it sends."""
+
+    hub: SessionHub[pb.PrefillEvents]
+
+    def started(self, task: PrefillTask) -> None:
+        event = pb.PrefillStarted(request_id=task.request.request_id, attempt=task.attempt)
+        self.hub.post(task.router_id, pb.PrefillEvents(started=[event]))
+
+    def first_token(self, prompt: RunningPrompt, token: int, finish: FinishReason | None, now_s: float) -> None:
+        task = prompt.task
+        event = pb.FirstToken(
+            request_id=task.request.request_id,
+            attempt=task.attempt,
+            index=len(task.request.generated),
+            token=token,
+            finish_reason=finish.value if finish else "",
+            prefill_seconds=now_s - prompt.started_s,
+        )
+        self.hub.post(task.router_id, pb.PrefillEvents(first_tokens=[event]))
+
+    def failed(self, task: PrefillTask, error: TandemError) -> None:
+        event = failure_to_wire(task.request.request_id, task.attempt, error)
+        self.hub.post(task.router_id, pb.PrefillEvents(failed=[event]))

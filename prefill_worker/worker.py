@@ -1,0 +1,133 @@
+"""One prefill worker, whole, without the server around it: step loop, sender, peers, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+from transfer.agent import TransferAgent
+from transfer.layout import CacheLayout
+from transfer.sender import Handoff, LeaseGrant, Sender
+
+from prefill_worker.inbox import CancelTask, RouterGone, Stop
+from prefill_worker.loop import PrefillLoop
+from prefill_worker.peers import DecodePeers
+from prefill_worker.prompt import LocalMemory, PrefillTask
+from tandem.clock import MonotonicClock
+from tandem.config import WorkerConfig
+from tandem.description import describe
+from tandem.engine import Engine
+from tandem.errors import InvalidRequest, PeerRefused
+from tandem.mailbox import SessionHub
+from tandem.session import serve_session
+from tandem.v1 import worker_pb2 as pb
+from tandem.wire import failure_to_wire, request_from_wire
+
+__all__ = ["PrefillWorker"]
+
+
+class PrefillWorker:
+    """Made on the event loop that will serve its sessions. The step loop and the sender have a thread each."""
+
+    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
+        self.worker_id = worker_id
+        self.description = pb.WorkerDescription()
+        self._engine = engine
+        self._agent = agent
+        self._clock = MonotonicClock()
+        layout = CacheLayout.of(engine.memory)
+        self._hub: SessionHub[pb.PrefillEvents] = SessionHub(pb.PrefillEvents)
+        self._sender = Sender(agent, engine.memory, layout, config.transfer, self._clock)
+        self._peers = DecodePeers(
+            sender=self._sender,
+            layout=layout,
+            loop=asyncio.get_running_loop(),
+            deliver=lambda ended: self._loop.inbox.put(ended),
+            patience_s=config.prefill.reserve_patience_s,
+        )
+        self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock)
+        self._thread = threading.Thread(target=self._loop.run, name="prefill-steps", daemon=True)
+
+    def start(self, address: str) -> None:
+        """Begin to serve; `address` is where the internal gRPC server listens."""
+        self.description = describe(self.worker_id, "prefill", address, self._agent.transport, self._engine)
+        self._sender.start()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._loop.inbox.put(Stop())
+        await asyncio.to_thread(self._thread.join, 10)
+        await self._peers.close()
+        self._sender.stop()
+        self._agent.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and self._sender.is_alive
+
+    # ---- decode workers ----
+
+    async def connect(self, peers: Sequence[pb.WorkerDescription]) -> list[tuple[str, str]]:
+        """Pair with each. Returns the refused ones with their reasons."""
+        refused = []
+        for peer in peers:
+            try:
+                await self._peers.pair(self.description, self._agent.metadata, peer)
+            except PeerRefused as error:
+                refused.append((peer.worker_id, str(error)))
+        return refused
+
+    async def disconnect(self, worker_id: str) -> None:
+        await self._peers.unpair(worker_id)
+
+    # ---- what the step loop asks for (ReservationClient, HandoffSource) ----
+
+    def reserve(self, task: PrefillTask) -> None:
+        self._peers.reserve(task, self.worker_id)
+
+    def release(self, grant: LeaseGrant, reason: str) -> None:
+        self._peers.release(grant, self.worker_id, reason)
+
+    def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> Handoff:
+        return self._sender.begin(
+            grant,
+            request_id=task.request.request_id,
+            attempt=task.attempt,
+            writer_id=self.worker_id,
+            fingerprint=self._engine.loaded.fingerprint,
+            local_block_ids=memory.block_ids,
+            local_slot=memory.slot,
+        )
+
+    # ---- routers ----
+
+    def session(self, commands: AsyncIterator[pb.PrefillCommand]) -> AsyncIterator[pb.PrefillEvents]:
+        return serve_session(self._hub, commands, self._command, self._router_gone, self._loop.load)
+
+    def _command(self, router_id: str, command: pb.PrefillCommand) -> None:
+        if command.HasField("task"):
+            self._place(router_id, command.task)
+        elif command.HasField("cancel"):
+            self._loop.inbox.put(CancelTask((command.cancel.request_id, command.cancel.attempt)))
+
+    def _place(self, router_id: str, wire: pb.PrefillTask) -> None:
+        model = self.description.model
+        try:
+            request = request_from_wire(wire.request, model.vocab_size, model.max_context_tokens)
+        except InvalidRequest as error:
+            failed = failure_to_wire(wire.request.request_id, wire.request.attempt, error)
+            self._hub.post(router_id, pb.PrefillEvents(failed=[failed]))
+            return
+        self._loop.inbox.put(
+            PrefillTask(
+                request=request,
+                attempt=wire.request.attempt,
+                router_id=router_id,
+                decode_worker_id=wire.decode_worker_id,
+                received_s=self._clock.now(),
+            )
+        )
+
+    def _router_gone(self, router_id: str) -> None:
+        self._loop.inbox.put(RouterGone(router_id))

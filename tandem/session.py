@@ -1,0 +1,61 @@
+"""The worker's end of a session with one router: commands in, one merged message of events out per step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from tandem.errors import InvalidRequest
+from tandem.mailbox import SessionHub
+from tandem.v1 import worker_pb2 as pb
+
+__all__ = ["HEARTBEAT_S", "serve_session"]
+
+HEARTBEAT_S = 1.0
+"""A session that has nothing to say says so this often; routers take three times as much silence for death."""
+
+Events = TypeVar("Events", pb.PrefillEvents, pb.DecodeEvents)
+Command = TypeVar("Command", pb.PrefillCommand, pb.DecodeCommand)
+
+
+async def serve_session(
+    hub: SessionHub[Events],
+    commands: AsyncIterator[Command],
+    handle: Callable[[str, Command], None],
+    gone: Callable[[str], None],
+    load: Callable[[], pb.WorkerLoad],
+) -> AsyncIterator[Events]:
+    """Yield events for as long as both ends live; `handle(router_id, command)` is called for each command but the hello.
+
+    However the session ends, `gone(router_id)` is called once, unless a newer session of the same router replaced it.
+
+    Raises:
+        InvalidRequest: the first command is no hello.
+    """
+    first = await anext(commands, None)
+    if first is None or not first.hello:
+        raise InvalidRequest("hello", "the first command of a session names the router")
+    router_id = first.hello
+    outbox = hub.open(router_id, asyncio.get_running_loop())
+    reader = asyncio.create_task(_read(commands, router_id, handle))
+    reader.add_done_callback(lambda _: outbox.nudge())
+    try:
+        yield _with_load(await outbox.take(0.0), load())
+        while not reader.done():
+            yield _with_load(await outbox.take(HEARTBEAT_S), load())
+        reader.result()
+    finally:
+        reader.cancel()
+        if hub.close(router_id, outbox):
+            gone(router_id)
+
+
+async def _read(commands: AsyncIterator[Command], router_id: str, handle: Callable[[str, Command], None]) -> None:
+    async for command in commands:
+        handle(router_id, command)
+
+
+def _with_load(message: Events, load: pb.WorkerLoad) -> Events:
+    message.load.CopyFrom(load)
+    return message
