@@ -1,5 +1,6 @@
 """Text goes to ids and back whole, however the stream is cut."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tandem.errors import CheckpointError, InvalidRequest
 from tandem.stopping import StopMatcher
 from tandem.tokenizer import Tokenizer
 
-SAMPLES = ["the quick brown fox jumped over the lazy dog", "日本語のテキスト、中文字符", "é à ü ñ", "👩‍👩‍👧‍👦 🇯🇵 👍🏽"]
+SAMPLES = ["the quick brown fox jumped over the lazy dog", "日本語のテキスト、中文字符", "é à ü ñ", "👩 🇯🇵 👍🏽"]
 CHAT = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -59,12 +60,14 @@ def word_piece() -> Backend:
 
 BYTE_LEVEL, BYTE_FALLBACK, WORD_PIECE = byte_level(), byte_fallback(), word_piece()
 
+FAMILY = "\u200d".join("👩👩👧👦")
+
 # Text as people write it, with what breaks decoders mixed in: joiners, modifiers, flags, combining marks, U+FFFD itself.
 TEXTS = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
         st.sampled_from(
-            ["👩‍👩‍👧‍👦", "👍🏽", "🇯🇵", "é", "क्षि", "日本語", "\ufffd", "‍", "<think>", "plain space", " ", "hello world"]
+            [FAMILY, "👍🏽", "🇯🇵", "e\u0301", "क्षि", "日本語", "\ufffd", "\u200d", "<think>", "plain space", " ", "hello"]
         ),
     ),
     max_size=8,
@@ -73,7 +76,7 @@ TEXTS = st.lists(
 
 def pieces(detokenizer: IncrementalDetokenizer, ids: list[int], cuts: list[int]) -> list[str]:
     edges = [0, *sorted({min(c, len(ids)) for c in cuts}), len(ids)]
-    return [*(detokenizer.push(ids[a:b]) for a, b in zip(edges, edges[1:], strict=False)), detokenizer.flush()]
+    return [*(detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(edges)), detokenizer.flush()]
 
 
 CUTS = st.lists(st.integers(0, 60), max_size=12)
@@ -143,7 +146,7 @@ def first_stop(text: str, stops: list[str]) -> str | None:
 def test_stop_strings_are_found_however_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = StopMatcher(stops)
     edges = [0, *sorted({min(c, len(text)) for c in cuts}), len(text)]
-    got = "".join(matcher.push(text[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    got = "".join(matcher.push(text[a:b]) for a, b in itertools.pairwise(edges))
     expected = first_stop(text, stops)
     assert matcher.stopped == (expected is not None)
     assert got + matcher.flush() == (text if expected is None else expected)
@@ -185,7 +188,7 @@ def test_a_conversation_is_rendered_by_the_models_template(folder: Path) -> None
 
 
 def test_what_the_template_refuses_is_the_clients_mistake(folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="chat: .*no tools here"):
+    with pytest.raises(InvalidRequest, match=r"chat: .*no tools here"):
         Tokenizer.load(folder).encode_chat([("tool", "x")])
 
 
