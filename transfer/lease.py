@@ -1,0 +1,286 @@
+"""Reservations of a decode worker's memory, and who may free it when. Pure bookkeeping behind one lock."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, OrderedDict
+from dataclasses import replace
+
+from tandem.cache.pool import IndexPool
+from tandem.cache.spec import CacheSpecs
+from tandem.clock import Clock
+from tandem.errors import InvalidRequest, LeaseLost, NoRoom
+from tandem.request import Request
+from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, Lease, LeaseState, Transition
+from transfer.record import NONCE_BYTES
+
+__all__ = ["Lease", "LeaseState", "LeaseTable"]
+
+S = LeaseState
+_REMEMBERED_ENDED = 4096
+
+
+class LeaseTable:
+    """All leases of one decode worker's life. Called from the gRPC service, the receiver and the decode loop; every method is
+    short and takes one lock.
+
+    blocks, slots: the pools; nobody else allocates from them. specs: of the caches behind them. ttl_s: a reservation expires
+    after so long without a sign of its writer. epoch: names this life of the worker, so that a lease of a former life is
+    never mistaken.
+    """
+
+    def __init__(self, blocks: IndexPool, slots: IndexPool, specs: CacheSpecs, clock: Clock, ttl_s: float, epoch: int) -> None:
+        self.epoch = epoch
+        self._blocks = blocks
+        self._slots = slots
+        self._specs = specs
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._lock = threading.Lock()
+        self._live: dict[str, Lease] = {}
+        self._by_key: dict[tuple[str, int], str] = {}
+        self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._ended_counts: Counter[LeaseState] = Counter()
+
+    # ---- the writer's side asks ----
+
+    def reserve(self, request: Request, attempt: int, router_id: str, writer_id: str) -> Lease:
+        """Blocks for every position the request can reach and one slot, all or nothing. Asking again for the same attempt
+        gives the same lease, so that a caller whose first answer was lost can learn what it must release.
+
+        Raises:
+            InvalidRequest: it could never fit, even alone.
+            NoRoom: too little is free now; says what.
+        """
+        wanted = self._specs.blocks_for(request.max_total_tokens)
+        if wanted > self._blocks.size:
+            field = "prompt" if self._specs.blocks_for(len(request.prompt)) > self._blocks.size else "max_new_tokens"
+            limit = self._blocks.size * self._specs.block_size_tokens
+            raise InvalidRequest(field, f"{request.max_total_tokens} positions, a decode worker holds at most {limit}")
+        with self._lock:
+            key = (request.request_id, attempt)
+            if (known := self._by_key.get(key)) is not None:
+                lease = self._live[known]
+                if lease.writer_id != writer_id:
+                    raise NoRoom(f"attempt {attempt} of {request.request_id} is reserved for another writer")
+                return lease
+            self._require_room(wanted)
+            now = self._clock.now()
+            lease = Lease(
+                id=secrets.token_hex(16),
+                epoch=self.epoch,
+                nonce=secrets.token_bytes(NONCE_BYTES),
+                request=request,
+                attempt=attempt,
+                router_id=router_id,
+                writer_id=writer_id,
+                block_ids=tuple(self._blocks.allocate(wanted)),
+                slot=self._slots.allocate(1)[0],
+                expires_at=now + self._ttl_s,
+                history=(Transition(now, S.RESERVED, "reserve"),),
+            )
+            self._live[lease.id] = lease
+            self._by_key[key] = lease.id
+            return lease
+
+    def writer_quiet(self, lease_id: str, epoch: int, writer_id: str, *, record_sent: bool = False) -> Lease:
+        """The writer has no write in flight and will start none: what waits for it is freed. Once verified, a lease is the
+        decode loop's, and this changes nothing. `record_sent`: the record is on its way or was processed, so a lease that
+        still waits goes on waiting for it, until it expires without quarantine.
+
+        Raises:
+            LeaseLost: unknown, of another epoch, or of another writer.
+        """
+        with self._lock:
+            lease = self._find(lease_id, epoch)
+            if lease.writer_id != writer_id:
+                raise LeaseLost(f"lease {lease_id} is not held by writer {writer_id}")
+            if lease.state in AWAITED_STATES and record_sent:
+                lease = self._live[lease_id] = replace(lease, writer_finished=True)
+                return lease
+            return self._settle(lease, "writer quiet")
+
+    def writer_dead(self, writer_id: str) -> list[Lease]:
+        """The writer's process is known to be gone, so it writes no more: frees all that waited for it.
+        Returns the leases that ended."""
+        with self._lock:
+            mine = [lease for lease in self._live.values() if lease.writer_id == writer_id]
+            waiting = [lease for lease in mine if lease.state in AWAITED_STATES or lease.state is S.QUARANTINED]
+            return [self._settle(lease, "writer dead") for lease in waiting]
+
+    # ---- the receiver reports ----
+
+    def write_seen(self, lease_id: str, epoch: int) -> Lease:
+        """The writer gave a sign of life: its writes began or go on. Moves the expiry; no news for other states.
+
+        Raises:
+            LeaseLost: unknown, ended or of another epoch.
+        """
+        with self._lock:
+            lease = self._find_live(lease_id, epoch)
+            if lease.state not in AWAITED_STATES:
+                return lease
+            if lease.state is S.RESERVED:
+                lease = self._move(lease, S.RECEIVING, "first write")
+            lease = self._live[lease_id] = replace(lease, expires_at=self._clock.now() + self._ttl_s)
+            return lease
+
+    def verified(self, lease_id: str, epoch: int) -> Lease:
+        """The record held in every field. Raises LeaseLost if the lease is no longer waiting for it."""
+        with self._lock:
+            lease = self._find_live(lease_id, epoch)
+            if lease.state not in AWAITED_STATES:
+                raise LeaseLost(f"lease {lease_id} is {lease.state.value}")
+            return self._move(lease, S.VERIFIED, "record verified")
+
+    # ---- the decode loop acts ----
+
+    def start_running(self, lease_id: str, epoch: int) -> Lease:
+        """The sequence joins the batch. Raises LeaseLost if the lease was aborted since it was verified."""
+        with self._lock:
+            lease = self._find_live(lease_id, epoch)
+            if lease.state is not S.VERIFIED:
+                raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not verified")
+            return self._move(lease, S.RUNNING, "joined the batch")
+
+    def release(self, lease_id: str, epoch: int, cause: str = "finished") -> bool:
+        """The sequence ended: free its memory. False: it had ended already; nothing is freed twice.
+
+        Raises:
+            LeaseLost: unknown or of another epoch.
+        """
+        with self._lock:
+            lease = self._find(lease_id, epoch)
+            if lease.id not in self._live:
+                return False
+            if lease.state is not S.RUNNING:
+                raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not running")
+            self._end(lease, S.RELEASED, cause)
+            return True
+
+    # ---- anybody ends it ----
+
+    def abort(self, lease_id: str, cause: str) -> Lease:
+        """End a lease early. While the writer may write, its memory goes to quarantine; after verification it is freed at once.
+        A *running* lease may be aborted only by the decode loop between two steps: a step in flight writes into its blocks.
+        For an ended lease nothing happens.
+
+        Raises:
+            LeaseLost: unknown.
+        """
+        with self._lock:
+            lease = self._find(lease_id, self.epoch)
+            if lease.state in AWAITED_STATES:
+                return self._end(lease, S.ABORTED, cause) if lease.writer_finished else self._move(lease, S.QUARANTINED, cause)
+            if lease.state in (S.VERIFIED, S.RUNNING):
+                return self._end(lease, S.ABORTED, cause)
+            return lease
+
+    def expire(self, now: float) -> list[Lease]:
+        """End what waited in vain until `now`; the memory goes to quarantine unless the writer has finished.
+        Returns those leases."""
+        with self._lock:
+            late = [lease for lease in self._live.values() if lease.state in AWAITED_STATES and lease.expires_at <= now]
+            return [
+                self._end(lease, S.EXPIRED, "expired") if lease.writer_finished else self._move(lease, S.QUARANTINED, "expired")
+                for lease in late
+            ]
+
+    # ---- anybody looks ----
+
+    def get(self, lease_id: str, epoch: int) -> Lease:
+        """The newest snapshot, of an ended lease too while it is remembered. Raises LeaseLost."""
+        with self._lock:
+            return self._find(lease_id, epoch)
+
+    def find(self, request_id: str, attempt: int) -> Lease | None:
+        """The live lease of one attempt of a request."""
+        with self._lock:
+            lease_id = self._by_key.get((request_id, attempt))
+            return None if lease_id is None else self._live[lease_id]
+
+    @property
+    def num_awaited(self) -> int:
+        """Leases whose record has yet to come."""
+        with self._lock:
+            return sum(lease.state in AWAITED_STATES for lease in self._live.values())
+
+    def counts_by_state(self) -> dict[str, int]:
+        """Leases that hold memory, by state; every live state is present, so that a metric is never absent."""
+        with self._lock:
+            counts = Counter(lease.state for lease in self._live.values())
+            return {state.value: counts[state] for state in LIVE_STATES}
+
+    def ended_by_state(self) -> dict[str, int]:
+        """How many leases ended in each final state since start."""
+        with self._lock:
+            return {state.value: self._ended_counts[state] for state in FINAL_STATES}
+
+    def oldest_age_by_state(self) -> dict[str, float]:
+        """Seconds that the longest-standing lease has spent in its present state; 0.0 where there is none."""
+        with self._lock:
+            now = self._clock.now()
+            ages = dict.fromkeys((state.value for state in LIVE_STATES), 0.0)
+            for lease in self._live.values():
+                ages[lease.state.value] = max(ages[lease.state.value], now - lease.history[-1].at_s)
+            return ages
+
+    def check(self) -> list[str]:
+        """What does not sum: an index neither free nor held, or held twice. Empty when all is well."""
+        with self._lock:
+            held_blocks = [block for lease in self._live.values() for block in lease.block_ids]
+            held_slots = [lease.slot for lease in self._live.values()]
+            wrong = [f"block {index}" for index in self._blocks.check(held_blocks)]
+            return wrong + [f"slot {index}" for index in self._slots.check(held_slots)]
+
+    # ---- under the lock ----
+
+    def _require_room(self, wanted_blocks: int) -> None:
+        short = []
+        if not self._blocks.can_allocate(wanted_blocks):
+            short.append(f"{wanted_blocks} KV blocks wanted, {self._blocks.num_free} free")
+        if not self._slots.can_allocate(1):
+            short.append("no state slot free")
+        if short:
+            raise NoRoom("; ".join(short))
+
+    def _find(self, lease_id: str, epoch: int) -> Lease:
+        lease = self._live.get(lease_id) or self._ended.get(lease_id)
+        if lease is None or epoch != self.epoch:
+            raise LeaseLost(f"lease {lease_id} of epoch {epoch} is not known (this is epoch {self.epoch})")
+        return lease
+
+    def _find_live(self, lease_id: str, epoch: int) -> Lease:
+        lease = self._find(lease_id, epoch)
+        if lease.id not in self._live:
+            raise LeaseLost(f"lease {lease_id} is {lease.state.value}: {lease.history[-1].cause}")
+        return lease
+
+    def _settle(self, lease: Lease, cause: str) -> Lease:
+        """Free what waited for the writer; leave everything else as it is."""
+        if lease.state in AWAITED_STATES:
+            return self._end(lease, S.ABORTED, cause)
+        if lease.state is S.QUARANTINED:
+            expired = lease.history[-1].cause == "expired"
+            return self._end(lease, S.EXPIRED if expired else S.ABORTED, cause)
+        return lease
+
+    def _move(self, lease: Lease, state: LeaseState, cause: str) -> Lease:
+        assert state in MOVES[lease.state], f"{lease.state.value} → {state.value}"
+        moved = replace(lease, history=(*lease.history, Transition(self._clock.now(), state, cause)))
+        self._live[lease.id] = moved
+        return moved
+
+    def _end(self, lease: Lease, state: LeaseState, cause: str) -> Lease:
+        """The one place where memory becomes free."""
+        ended = self._move(lease, state, cause)
+        del self._live[lease.id]
+        del self._by_key[lease.key]
+        self._blocks.free(lease.block_ids)
+        self._slots.free((lease.slot,))
+        self._ended[lease.id] = ended
+        self._ended_counts[state] += 1
+        if len(self._ended) > _REMEMBERED_ENDED:
+            self._ended.popitem(last=False)
+        return ended

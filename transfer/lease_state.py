@@ -1,0 +1,95 @@
+"""The life of one reservation: its states, the steps between them, and a snapshot of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tandem.request import Request
+
+__all__ = ["AWAITED_STATES", "FINAL_STATES", "LIVE_STATES", "MOVES", "Lease", "LeaseState", "Transition"]
+
+
+class LeaseState(enum.Enum):
+    """The life of one reservation.
+
+    ::
+
+        reserved ──write_seen──▶ receiving ──verified──▶ verified ──start_running──▶ running
+          │  └───────────────verified──────────────────────▲ │                         │ │
+          │ abort, expire │                                  │ abort             abort │ │ release
+          ▼               ▼                                  ▼                         ▼ ▼
+        quarantined ──writer_quiet, writer_dead──▶ aborted | expired               aborted  released
+        reserved, receiving ──writer_quiet, writer_dead──▶ aborted
+
+    Memory is held in the upper row and in quarantine: a writer that was granted it may still be writing, one-sided, unseen.
+    It is free in `released`, `aborted` and `expired`, which are final. A verified lease's writer has finished, so
+    from there on no quarantine is needed.
+    """
+
+    RESERVED = "reserved"
+    RECEIVING = "receiving"
+    VERIFIED = "verified"
+    RUNNING = "running"
+    QUARANTINED = "quarantined"
+    RELEASED = "released"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+
+
+S = LeaseState
+LIVE_STATES = (S.RESERVED, S.RECEIVING, S.VERIFIED, S.RUNNING, S.QUARANTINED)
+"""Those that hold memory."""
+FINAL_STATES = (S.RELEASED, S.ABORTED, S.EXPIRED)
+AWAITED_STATES = frozenset({S.RESERVED, S.RECEIVING})
+"""Those whose record has yet to come."""
+MOVES: dict[LeaseState, frozenset[LeaseState]] = {
+    S.RESERVED: frozenset({S.RECEIVING, S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
+    S.RECEIVING: frozenset({S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
+    S.VERIFIED: frozenset({S.RUNNING, S.ABORTED}),
+    S.RUNNING: frozenset({S.RELEASED, S.ABORTED}),
+    S.QUARANTINED: frozenset({S.ABORTED, S.EXPIRED}),
+    S.RELEASED: frozenset(),
+    S.ABORTED: frozenset(),
+    S.EXPIRED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """When a lease entered a state, and why."""
+
+    at_s: float
+    state: LeaseState
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A snapshot of one reservation; the table holds the newest.
+
+    epoch: of the decode worker's life. nonce: random, says that a record belongs to this very grant. block_ids: for the
+    prompt first, growth after. expires_at: on the table's clock; moved on by every sign of life of the writer.
+    writer_finished: the writer has said that it sent its record and will write no more.
+    """
+
+    id: str
+    epoch: int
+    nonce: bytes
+    request: Request
+    attempt: int
+    router_id: str
+    writer_id: str
+    block_ids: tuple[int, ...]
+    slot: int
+    expires_at: float
+    history: tuple[Transition, ...]
+    writer_finished: bool = False
+
+    @property
+    def state(self) -> LeaseState:
+        return self.history[-1].state
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.request_id, self.attempt
