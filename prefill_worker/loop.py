@@ -160,6 +160,7 @@ class PrefillLoop:
         else:
             del self._leaving[key]
             self._free(prompt.memory)
+            self._report.handed_off(prompt.task, outcome)
 
     def _memory_quiet(self, key: Key) -> None:
         prompt = self._leaving.pop(key, None)

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from transfer.layout import CacheLayout, RegionGroup
 from transfer.sender import LeaseGrant, Sender
 
 from prefill_worker.inbox import ReservationEnded
@@ -21,6 +20,7 @@ from tandem.rpc import create_channel
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tandem.wire import request_to_wire
+from transfer.layout import CacheLayout, RegionGroup
 
 __all__ = ["DecodePeers"]
 

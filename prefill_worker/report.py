@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transfer.sender import HandoffResult
+
 from prefill_worker.prompt import PrefillTask, RunningPrompt
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
@@ -35,6 +37,17 @@ class Reporter:
             prefill_seconds=now_s - prompt.started_s,
         )
         self.hub.post(task.router_id, pb.PrefillEvents(first_tokens=[event]))
+
+    def handed_off(self, task: PrefillTask, result: HandoffResult) -> None:
+        event = pb.HandoffSent(
+            request_id=task.request.request_id,
+            attempt=task.attempt,
+            kv_bytes=result.kv_bytes,
+            state_bytes=result.state_bytes,
+            kv_seconds=result.kv_seconds,
+            state_seconds=result.state_seconds,
+        )
+        self.hub.post(task.router_id, pb.PrefillEvents(handoffs=[event]))
 
     def failed(self, task: PrefillTask, error: TandemError) -> None:
         event = failure_to_wire(task.request.request_id, task.attempt, error)

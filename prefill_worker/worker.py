@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 from transfer.agent import TransferAgent
-from transfer.layout import CacheLayout
 from transfer.sender import Handoff, LeaseGrant, Sender
 
 from prefill_worker.inbox import CancelTask, RouterGone, Stop
@@ -23,6 +22,7 @@ from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import failure_to_wire, request_from_wire
+from transfer.layout import CacheLayout
 
 __all__ = ["PrefillWorker"]
 

@@ -384,6 +384,7 @@ class PrefillEvents(_message.Message):
     FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    HANDOFFS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillStarted]: ...
     @_builtins.property
@@ -392,6 +393,8 @@ class PrefillEvents(_message.Message):
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptFailed]: ...
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
+    @_builtins.property
+    def handoffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandoffSent]: ...
     def __init__(
         self,
         *,
@@ -399,14 +402,51 @@ class PrefillEvents(_message.Message):
         first_tokens: _abc.Iterable[Global___FirstToken] | None = ...,
         failed: _abc.Iterable[Global___AttemptFailed] | None = ...,
         load: Global___WorkerLoad | None = ...,
+        handoffs: _abc.Iterable[Global___HandoffSent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_tokens", b"first_tokens", "load", b"load", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_tokens", b"first_tokens", "handoffs", b"handoffs", "load", b"load", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillEvents: _TypeAlias = PrefillEvents  # noqa: Y015
+
+@_typing.final
+class HandoffSent(_message.Message):
+    """The record has been sent. Bytes are what travelled; seconds run from the first write of a kind to the end of its last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    KV_SECONDS_FIELD_NUMBER: _builtins.int
+    STATE_SECONDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    kv_bytes: _builtins.int
+    state_bytes: _builtins.int
+    kv_seconds: _builtins.float
+    state_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
+        kv_seconds: _builtins.float = ...,
+        state_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "kv_bytes", b"kv_bytes", "kv_seconds", b"kv_seconds", "request_id", b"request_id", "state_bytes", b"state_bytes", "state_seconds", b"state_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffSent: _TypeAlias = HandoffSent  # noqa: Y015
 
 @_typing.final
 class PrefillStarted(_message.Message):

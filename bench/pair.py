@@ -1,0 +1,176 @@
+"""A prefill and a decode worker in processes of their own, without Ray or router: what a hand-off costs, and nothing else.
+
+The caller plays the router: it holds one session with each worker and sees their events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tandem.config import WorkerConfig, dump, load
+from tandem.request import Request
+from tandem.rpc import create_channel
+from tandem.v1 import worker_pb2 as pb
+from tandem.v1 import worker_pb2_grpc as pb_grpc
+from tandem.wire import request_to_wire
+
+__all__ = ["Outcome", "WorkerPair", "worker_pair"]
+
+_ROUTER_ID = "bench"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What both workers said of one request."""
+
+    first_token: pb.FirstToken | None = None
+    handoff: pb.HandoffSent | None = None
+    ready: pb.SequenceReady | None = None
+    tokens: tuple[int, ...] = ()
+    failed: pb.AttemptFailed | None = None
+
+
+class WorkerPair:
+    def __init__(self, prefill: pb.WorkerDescription, decode: pb.WorkerDescription) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._commands: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
+        self._outcomes: dict[str, Outcome] = {}
+        self._finished: dict[str, asyncio.Event] = {}
+        self._opened = asyncio.Semaphore(0)
+
+    async def generate(self, request: Request) -> Outcome:
+        outcome = self._outcomes[request.request_id] = Outcome()
+        finished = self._finished[request.request_id] = asyncio.Event()
+        task = pb.PrefillTask(request=request_to_wire(request, 1, _ROUTER_ID), decode_worker_id=self.decode.worker_id)
+        self._commands.put_nowait(pb.PrefillCommand(task=task))
+        await finished.wait()
+        return outcome
+
+    async def opened(self) -> None:
+        for _ in range(2):
+            await self._opened.acquire()
+
+    async def watch_prefill(self) -> None:
+        async with create_channel(self.prefill.address) as channel:
+            async for events in pb_grpc.PrefillWorkerStub(channel).Session(self._prefill_commands()):
+                self._opened.release()
+                for event in events.first_tokens:
+                    self._outcomes[event.request_id].first_token = event
+                    self._settle(event.request_id)
+                for event in events.handoffs:
+                    self._outcomes[event.request_id].handoff = event
+                    self._settle(event.request_id)
+                for event in events.failed:
+                    self._fail(event)
+
+    async def watch_decode(self) -> None:
+        async with create_channel(self.decode.address) as channel:
+            async for events in pb_grpc.DecodeWorkerStub(channel).Session(_decode_commands()):
+                self._opened.release()
+                for event in events.ready:
+                    self._outcomes[event.request_id].ready = event
+                for event in events.tokens:
+                    outcome = self._outcomes[event.request_id]
+                    outcome.tokens += tuple(event.tokens)
+                    if event.finish_reason:
+                        self._settle(event.request_id)
+                for event in events.failed:
+                    self._fail(event)
+
+    async def _prefill_commands(self) -> AsyncIterator[pb.PrefillCommand]:
+        yield pb.PrefillCommand(hello=_ROUTER_ID)
+        while True:
+            yield await self._commands.get()
+
+    def _settle(self, request_id: str) -> None:
+        outcome = self._outcomes[request_id]
+        if outcome.first_token and outcome.handoff and outcome.tokens:
+            self._finished[request_id].set()
+
+    def _fail(self, event: pb.AttemptFailed) -> None:
+        self._outcomes[event.request_id].failed = event
+        self._finished[event.request_id].set()
+
+
+@asynccontextmanager
+async def worker_pair(config: WorkerConfig, prefill_overrides: dict[str, Any] | None = None) -> AsyncIterator[WorkerPair]:
+    """Start both processes, pair them, open the sessions; stop all at the end."""
+    prefill_end, prefill = _spawn("prefill", replace(config, **(prefill_overrides or {})))
+    decode_end, decode = _spawn("decode", config)
+    try:
+        prefill_description = pb.WorkerDescription.FromString(await asyncio.to_thread(prefill_end.recv_bytes))
+        decode_description = pb.WorkerDescription.FromString(await asyncio.to_thread(decode_end.recv_bytes))
+        prefill_end.send_bytes(decode_description.SerializeToString())
+        refused = await asyncio.to_thread(prefill_end.recv_bytes)
+        if refused:
+            raise RuntimeError(refused.decode())
+        pair = WorkerPair(prefill_description, decode_description)
+        watchers = [asyncio.create_task(pair.watch_prefill()), asyncio.create_task(pair.watch_decode())]
+        await pair.opened()
+        yield pair
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+    finally:
+        for end, process in ((prefill_end, prefill), (decode_end, decode)):
+            end.close()
+            process.join(timeout=10)
+            process.kill()
+
+
+async def _decode_commands() -> AsyncIterator[pb.DecodeCommand]:
+    yield pb.DecodeCommand(hello=_ROUTER_ID)
+    await asyncio.Event().wait()
+
+
+def _spawn(role: str, config: WorkerConfig) -> tuple[Connection, multiprocessing.process.BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(role, dump(config), theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _serve(role: str, config_json: str, parent: Connection) -> None:
+    from tandem.worker_process import prepare_process
+
+    prepare_process(f"{role}-{os.getpid()}")
+    asyncio.run(_serve_async(role, load(WorkerConfig, config_json), parent))
+
+
+async def _serve_async(role: str, config: WorkerConfig, parent: Connection) -> None:
+    from transfer.nixl_agent import make_agent
+
+    from decode_worker.host import DecodeHost
+    from prefill_worker.host import PrefillHost
+
+    worker_id = f"{role}-{os.getpid()}"
+    if role == "decode":
+        decode = await DecodeHost.start(worker_id, config, make_agent)
+        parent.send_bytes(decode.worker.description.SerializeToString())
+        await asyncio.to_thread(_until_closed, parent)
+        await decode.stop()
+        return
+    prefill = await PrefillHost.start(worker_id, config, make_agent)
+    parent.send_bytes(prefill.worker.description.SerializeToString())
+    peer = pb.WorkerDescription.FromString(await asyncio.to_thread(parent.recv_bytes))
+    refused = await prefill.worker.connect([peer])
+    parent.send_bytes("; ".join(reason for _, reason in refused).encode())
+    await asyncio.to_thread(_until_closed, parent)
+    await prefill.stop()
+
+
+def _until_closed(parent: Connection) -> None:
+    try:
+        parent.recv_bytes()
+    except EOFError:
+        return
