@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-
-from transfer.lease import Lease, LeaseTable
+from collections.abc import Sequence
 
 from decode_worker.inbox import CancelSequence, Message, RouterGone, Stop
 from decode_worker.report import Reporter
@@ -21,6 +19,7 @@ from tandem.model.batch import SequenceChunk
 from tandem.request import FinishReason
 from tandem.sampling import Draw, sample
 from tandem.v1 import worker_pb2 as pb
+from transfer.lease import Lease, LeaseTable
 
 __all__ = ["DecodeLoop"]
 
@@ -69,7 +68,7 @@ class DecodeLoop:
             kv_blocks_total=self._engine.blocks.size,
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
-            leases={state.value: count for state, count in self._leases.counts_by_state().items()},
+            leases=self._leases.counts_by_state(),
             step_seconds=self._step_s,
         )
 
@@ -80,23 +79,24 @@ class DecodeLoop:
             match message:
                 case VerifiedSequence():
                     self._verified.append(message)
-                case CancelSequence(key):
-                    self._drop(lambda lease, key=key: (lease.request.request_id, lease.attempt) == key)  # type: ignore[misc]
+                case CancelSequence((request_id, attempt)):
+                    lease = self._leases.find(request_id, attempt)
+                    self._drop([lease] if lease else [])
                 case RouterGone(router_id):
-                    self._drop(lambda lease, router_id=router_id: lease.router_id == router_id)  # type: ignore[misc]
+                    self._drop(self._leases.of_router(router_id))
                 case Stop():
                     self._stopping = True
 
-    def _drop(self, unwanted: Callable[[Lease], bool]) -> None:
+    def _drop(self, unwanted: Sequence[Lease]) -> None:
         """Nobody waits for these any more, at whatever point of their life they are."""
-        for lease in self._leases.live():
-            if unwanted(lease):
-                self._end(lease, "cancelled")
-        self._verified = deque(v for v in self._verified if not unwanted(v.lease))
-        self._running = [s for s in self._running if not unwanted(s.lease)]
+        for lease in unwanted:
+            self._end(lease, "cancelled")
+        ids = {lease.id for lease in unwanted}
+        self._verified = deque(v for v in self._verified if v.lease.id not in ids)
+        self._running = [s for s in self._running if s.lease.id not in ids]
 
     def _expire(self) -> None:
-        for lease in self._leases.expire():
+        for lease in self._leases.expire(self._clock.now()):
             self._report.failed(
                 lease, LeaseLost(f"the hand-off of lease {lease.id} did not arrive in {self._config.lease_ttl_s} s")
             )
@@ -108,7 +108,7 @@ class DecodeLoop:
         for _ in range(count):
             verified = self._verified.popleft()
             try:
-                self._leases.start_running(verified.lease.id)
+                self._leases.start_running(verified.lease.id, verified.lease.epoch)
             except LeaseLost:
                 logger.warning("lease %s ended before its sequence could join", verified.lease.id)
                 continue
@@ -153,7 +153,7 @@ class DecodeLoop:
                 going_on.append(sequence)
             else:
                 finished[sequence.lease.id] = reason
-                self._leases.release(sequence.lease.id)
+                self._leases.release(sequence.lease.id, sequence.lease.epoch)
         self._report.step(self._running, finished)
         self._running = going_on
 

@@ -8,10 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 
 from transfer.agent import TransferAgent
-from transfer.layout import CacheLayout
-from transfer.lease import Lease, LeaseTable
 from transfer.receiver import Receiver
-from transfer.record import HandoffRecord
 
 from decode_worker.inbox import CancelSequence, RouterGone, Stop
 from decode_worker.loop import DecodeLoop
@@ -26,6 +23,9 @@ from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import request_from_wire
+from transfer.layout import CacheLayout
+from transfer.lease import Lease, LeaseTable
+from transfer.record import HandoffRecord
 
 __all__ = ["DecodeWorker"]
 
@@ -40,6 +40,7 @@ class DecodeWorker:
         self.description = pb.WorkerDescription()
         self._engine = engine
         self._agent = agent
+        self._ttl_s = config.decode.lease_ttl_s
         self._layout = CacheLayout.of(engine.memory)
         self._hub: SessionHub[pb.DecodeEvents] = SessionHub(pb.DecodeEvents)
         self._report = Reporter(self._hub)
@@ -47,7 +48,7 @@ class DecodeWorker:
         self._leases = LeaseTable(
             blocks=engine.blocks,
             slots=engine.slots,
-            block_size_tokens=engine.block_size_tokens,
+            specs=engine.memory.specs,
             clock=clock,
             ttl_s=config.decode.lease_ttl_s,
             epoch=secrets.randbits(63),
@@ -118,14 +119,14 @@ class DecodeWorker:
             epoch=lease.epoch,
             block_ids=lease.block_ids,
             slot=lease.slot,
-            expires_in_s=self._leases.ttl_s,
+            expires_in_s=self._ttl_s,
             nonce=lease.nonce,
         )
 
     def writer_quiet(self, request: pb.ReleaseRequest) -> None:
         """Raises: LeaseLost."""
         logger.debug("writer %s is quiet on lease %s: %s", request.writer_id, request.lease_id, request.reason)
-        self._leases.writer_quiet(request.lease_id, request.epoch, request.writer_id)
+        self._leases.writer_quiet(request.lease_id, request.epoch, request.writer_id, record_sent=request.record_sent)
 
     def writer_dead(self, writer_id: str) -> None:
         """The prefill worker is gone and its connection is torn down: nothing writes any more."""

@@ -38,8 +38,9 @@ class ReservationClient(Protocol):
         """Ask for a lease; the answer is a `ReservationEnded`."""
         ...
 
-    def release(self, grant: LeaseGrant, reason: str) -> None:
-        """Tell the decode worker that no write of this lease is in flight and none will follow."""
+    def release(self, grant: LeaseGrant, reason: str, *, record_sent: bool = False) -> None:
+        """Tell the decode worker that no write of this lease is in flight and none will follow; record_sent: but the
+        record is on its way."""
         ...
 
 
@@ -161,6 +162,8 @@ class PrefillLoop:
             del self._leaving[key]
             self._free(prompt.memory)
             self._report.handed_off(prompt.task, outcome)
+            if prompt.grant is not None:
+                self._reservations.release(prompt.grant, "handed off", record_sent=True)
 
     def _memory_quiet(self, key: Key) -> None:
         prompt = self._leaving.pop(key, None)

@@ -101,8 +101,11 @@ class DecodePeers:
     def reserve(self, task: PrefillTask, writer_id: str) -> None:
         self._spawn(self._reserve(task, writer_id))
 
-    def release(self, grant: LeaseGrant, writer_id: str, reason: str) -> None:
-        self._spawn(self._release(grant, writer_id, reason))
+    def release(self, grant: LeaseGrant, writer_id: str, reason: str, record_sent: bool) -> None:
+        request = pb.ReleaseRequest(
+            lease_id=grant.lease_id, epoch=grant.epoch, writer_id=writer_id, reason=reason, record_sent=record_sent
+        )
+        self._spawn(self._release(grant.peer_id, request))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         def start() -> None:
@@ -150,11 +153,10 @@ class DecodePeers:
             slot=reply.slot,
         )
 
-    async def _release(self, grant: LeaseGrant, writer_id: str, reason: str) -> None:
+    async def _release(self, peer_id: str, request: pb.ReleaseRequest) -> None:
         """Told until heard: otherwise the memory stays in quarantine until this worker is declared dead."""
-        request = pb.ReleaseRequest(lease_id=grant.lease_id, epoch=grant.epoch, writer_id=writer_id, reason=reason)
         for number in range(_RELEASE_TRIES):
-            peer = self._peers.get(grant.peer_id)
+            peer = self._peers.get(peer_id)
             if peer is None:
                 return
             try:
@@ -162,10 +164,10 @@ class DecodePeers:
                 return
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    logger.debug("release of lease %s: %s", grant.lease_id, error.details())
+                    logger.debug("release of lease %s: %s", request.lease_id, error.details())
                     return
             await asyncio.sleep(_BACKOFF_MAX_S * 2**number)
-        logger.warning("decode worker %s did not hear that lease %s is quiet", grant.peer_id, grant.lease_id)
+        logger.warning("decode worker %s did not hear that lease %s is quiet", peer_id, request.lease_id)
 
 
 def _reserve_error(worker_id: str, error: grpc.aio.AioRpcError) -> TandemError:

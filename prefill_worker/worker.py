@@ -86,8 +86,8 @@ class PrefillWorker:
     def reserve(self, task: PrefillTask) -> None:
         self._peers.reserve(task, self.worker_id)
 
-    def release(self, grant: LeaseGrant, reason: str) -> None:
-        self._peers.release(grant, self.worker_id, reason)
+    def release(self, grant: LeaseGrant, reason: str, *, record_sent: bool = False) -> None:
+        self._peers.release(grant, self.worker_id, reason, record_sent)
 
     def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> Handoff:
         return self._sender.begin(

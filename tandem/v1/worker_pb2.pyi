@@ -669,10 +669,13 @@ class ReleaseRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    RECORD_SENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.int
     writer_id: _builtins.str
     reason: _builtins.str
+    record_sent: _builtins.bool
+    """the record is on its way: go on waiting for it"""
     def __init__(
         self,
         *,
@@ -680,10 +683,11 @@ class ReleaseRequest(_message.Message):
         epoch: _builtins.int = ...,
         writer_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        record_sent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason", "record_sent", b"record_sent", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
