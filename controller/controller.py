@@ -1,0 +1,292 @@
+"""The controller without Ray and gRPC: one task per worker, and a loop that compares what is wanted with what runs.
+
+The table of workers is only touched between awaits of one event loop, so it needs no lock. Pairing has one: of two
+workers that become ready together, the second must see the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from controller.launcher import WorkerDied, WorkerHandle, WorkerLauncher
+from controller.life import Timing, bury, start_bounded, stop_bounded, until_end
+from controller.overview import Overview, PoolOverview, WorkerOverview
+from controller.reconcile import (
+    DECODE,
+    PREFILL,
+    ROLES,
+    PoolPlan,
+    PoolView,
+    StartFailures,
+    WorkerState,
+    WorkerView,
+    after_failure,
+    reconcile,
+)
+from tandem.clock import Clock, MonotonicClock
+from tandem.errors import ConfigError, TandemError
+from tandem.v1 import worker_pb2
+
+__all__ = ["Controller"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """description: known once its start has ended."""
+
+    worker_id: str
+    number: int
+    role: str
+    handle: WorkerHandle
+    state: WorkerState = WorkerState.STARTING
+    progress: tuple[int, int] = (0, 0)
+    description: bytes = b""
+    task: asyncio.Task[None] | None = None
+
+    def note_progress(self, loaded_bytes: int, total_bytes: int) -> None:
+        self.progress = (loaded_bytes, total_bytes)
+
+
+@dataclass(slots=True)
+class _Pool:
+    wanted: int | None
+    offered: int = 0
+    failures: StartFailures = field(default_factory=StartFailures)
+    plan: PoolPlan = field(default_factory=lambda: PoolPlan(0, 0, (), ""))
+
+
+class Controller:
+    """Keeps the pools as wished and publishes who is ready.
+
+    wishes: wanted workers by role; None: one for each unit that nodes offer. config_json: by role, for the launcher.
+    """
+
+    def __init__(
+        self,
+        launcher: WorkerLauncher,
+        wishes: Mapping[str, int | None],
+        config_json: str,
+        *,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
+        clock: Clock | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._config_json = config_json
+        self._timing = timing
+        self._clock = clock or MonotonicClock()
+        self._life = secrets.token_hex(2)
+        self._numbers = itertools.count(1)
+        self._pools = {role: _Pool(wishes[role]) for role in ROLES}
+        self._workers: dict[str, _Worker] = {}
+        self._pairing = asyncio.Lock()
+        self._stepping = asyncio.Lock()
+        self._stopping = False
+        self._news = asyncio.Event()  # something happened that may need a new plan
+        self._published = asyncio.Event()  # replaced at every new snapshot, after it was set
+        self._snapshot = worker_pb2.MembershipSnapshot()
+
+    # ---- the loop ----
+
+    async def run(self) -> None:
+        """Until `shutdown`: look, decide, act, publish, wait."""
+        while not self._stopping:
+            await self.step()
+            self._news.clear()
+            try:
+                async with asyncio.timeout(self._timing.look_s):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def step(self) -> None:
+        """One round of the loop."""
+        async with self._stepping:
+            offered = await self._launcher.offered()
+            if not self._stopping:
+                await self._act(offered)
+                self._publish()
+
+    async def _act(self, offered: Mapping[str, int]) -> None:
+        for role, pool in self._pools.items():
+            if pool.offered != offered.get(role, 0):
+                pool.offered, pool.failures = offered.get(role, 0), StartFailures()
+            plan = self._decide(role)
+            for worker_id in plan.stop:
+                self._begin_stop(self._workers[worker_id])
+            for _ in range(plan.start):
+                await self._begin_start(role)
+            if plan.start or plan.stop:
+                self._decide(role)
+
+    def _decide(self, role: str) -> PoolPlan:
+        pool = self._pools[role]
+        workers = tuple(WorkerView(w.worker_id, w.number, w.state) for w in self._workers.values() if w.role == role)
+        pool.plan = reconcile(PoolView(pool.wanted, pool.offered, workers, pool.failures), self._clock.now())
+        return pool.plan
+
+    async def _begin_start(self, role: str) -> None:
+        number = next(self._numbers)
+        worker_id = f"{role}-{self._life}-{number}"
+        handle = await self._launcher.launch(role, worker_id, self._config_json)
+        worker = _Worker(worker_id, number, role, handle)
+        self._workers[worker_id] = worker
+        worker.task = asyncio.create_task(self._live(worker), name=worker_id)
+
+    def _begin_stop(self, worker: _Worker) -> None:
+        worker.state = WorkerState.DRAINING
+        life = worker.task
+        if life is not None:
+            life.cancel()  # here and not later: it must not turn ready any more
+        worker.task = asyncio.create_task(self._stop(worker, life), name=f"stop {worker.worker_id}")
+
+    # ---- one worker ----
+
+    async def _live(self, worker: _Worker) -> None:
+        """A worker from its start to its burial; the loop replaces it."""
+        try:
+            worker.description = await start_bounded(worker.handle, self._timing, worker.note_progress)
+            await self._pair_and_publish(worker)
+        except (WorkerDied, TandemError, TimeoutError) as error:
+            self._note_failed_start(worker, error)
+        except Exception as error:  # the worker's life ends here, with its reason kept
+            log.exception("start of %s", worker.worker_id)
+            self._note_failed_start(worker, error)
+        else:
+            reason = await until_end(worker.handle, self._timing)
+            log.warning("%s is lost: %s", worker.worker_id, reason)
+        worker.state = WorkerState.LOST
+        self._publish()
+        self._news.set()
+        await self._remove(worker)
+
+    async def _pair_and_publish(self, worker: _Worker) -> None:
+        """Connect the newcomer with every ready worker of the other pool, then show it to routers.
+
+        Raises:
+            WorkerDied: a peer that is still there refuses it, or it refuses the peer.
+        """
+        async with self._pairing, asyncio.timeout(self._timing.connect_s):
+            peers = [w for w in self._workers.values() if w.role != worker.role and w.state is WorkerState.READY]
+            if worker.role == PREFILL:
+                refusals = await worker.handle.connect([peer.description for peer in peers])
+            else:
+                replies = await asyncio.gather(*(self._connect(peer, worker) for peer in peers))
+                refusals = [refusal for reply in replies for refusal in reply]
+            for peer_id, reason in refusals:
+                if peer_id == worker.worker_id or self._workers[peer_id].state is WorkerState.READY:
+                    raise WorkerDied(f"{worker.worker_id} does not fit the other pool: {reason}")
+            worker.state = WorkerState.READY
+        self._pools[worker.role].failures = StartFailures()
+        self._decide(worker.role)
+        self._publish()
+        self._news.set()
+
+    async def _connect(self, prefill: _Worker, decode: _Worker) -> list[tuple[str, str]]:
+        try:
+            return await prefill.handle.connect([decode.description])
+        except WorkerDied:
+            return []  # its own task buries it
+
+    def _note_failed_start(self, worker: _Worker, error: Exception) -> None:
+        pool = self._pools[worker.role]
+        reason = " ".join(str(error).split()) or type(error).__name__
+        hopeless = isinstance(error, ConfigError)
+        pool.failures = after_failure(pool.failures, reason, self._clock.now(), hopeless=hopeless)
+        self._decide(worker.role)
+        log.warning("start of %s failed: %s", worker.worker_id, reason)
+
+    async def _stop(self, worker: _Worker, life: asyncio.Task[None] | None) -> None:
+        if life is not None:
+            await asyncio.wait({life})
+        await stop_bounded(worker.handle, self._timing)
+        await self._remove(worker)
+
+    async def _remove(self, worker: _Worker) -> None:
+        """The process ends for certain, then peers are told: they may reuse memory that it could have written."""
+        await bury(worker.handle, self._timing)
+        self._workers.pop(worker.worker_id, None)
+        self._publish()
+        self._news.set()
+        peers = [w for w in self._workers.values() if w.role != worker.role and w.description]
+        await asyncio.gather(*(self._disconnect(peer, worker.worker_id) for peer in peers))
+
+    async def _disconnect(self, peer: _Worker, worker_id: str) -> None:
+        try:
+            async with asyncio.timeout(self._timing.answer_s):
+                await peer.handle.disconnect(worker_id)
+        except (WorkerDied, TimeoutError) as error:
+            log.info("%s was not told that %s is gone: %s", peer.worker_id, worker_id, error)
+
+    # ---- what others see ----
+
+    def _publish(self) -> None:
+        snapshot = worker_pb2.MembershipSnapshot(version=self._snapshot.version)
+        for worker in self._workers.values():
+            if worker.description and worker.state in (WorkerState.READY, WorkerState.DRAINING):
+                description = worker_pb2.WorkerDescription.FromString(worker.description)
+                snapshot.members.add(worker=description, state=worker.state.value)
+        for role, pool in self._pools.items():
+            snapshot.pools[role].CopyFrom(worker_pb2.PoolWish(wanted=pool.plan.wanted, reason=pool.plan.reason))
+        if snapshot != self._snapshot or not self._snapshot.version:
+            snapshot.version += 1
+            self._snapshot = snapshot
+            published, self._published = self._published, asyncio.Event()
+            published.set()
+
+    async def snapshot_after(self, version: int) -> worker_pb2.MembershipSnapshot:
+        """The newest snapshot, as soon as it is newer than `version`; 0: the first there is."""
+        while self._snapshot.version <= version:
+            await self._published.wait()
+        return self._snapshot
+
+    def overview(self) -> Overview:
+        ready = [w for w in self._workers.values() if w.state is WorkerState.READY]
+        pools = {
+            role: PoolOverview(
+                wanted=pool.plan.wanted,
+                ready=sum(w.role == role for w in ready),
+                reason=pool.plan.reason,
+                failure=pool.failures.reason if pool.failures.gave_up else "",
+            )
+            for role, pool in self._pools.items()
+        }
+        workers = (WorkerOverview(w.worker_id, w.role, w.state.value, *w.progress) for w in self._workers.values())
+        model = worker_pb2.WorkerDescription.FromString(ready[0].description).model.name if ready else ""
+        return Overview(pools, tuple(workers), model)
+
+    async def wait_ready(self, prefill: int, decode: int) -> None:
+        """Until so many workers are ready.
+
+        Raises:
+            TandemError: a pool gave up starting; its text is the reason.
+        """
+        version = 0
+        while True:
+            view = self.overview()
+            if view.failure():
+                raise TandemError(view.failure())
+            if view.pools[PREFILL].ready >= prefill and view.pools[DECODE].ready >= decode:
+                return
+            version = (await self.snapshot_after(version)).version
+
+    async def shutdown(self) -> None:
+        """Stop everything in order, writers first; bounded. The loop ends."""
+        self._stopping = True
+        self._news.set()
+        async with self._stepping:  # a round in progress may still be starting workers
+            pass
+        for role in (PREFILL, DECODE):
+            for worker in [w for w in self._workers.values() if w.role == role]:
+                if worker.state is not WorkerState.DRAINING:
+                    self._begin_stop(worker)
+            self._publish()
+            tasks = {w.task for w in self._workers.values() if w.role == role and w.task is not None}
+            if tasks:
+                await asyncio.wait(tasks)

@@ -1,0 +1,124 @@
+"""Workers without processes, scripted by a test: they start, refuse, die and freeze on command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.launcher import WorkerDied
+from tandem.v1 import worker_pb2
+
+__all__ = ["FakeLauncher", "FakeWorker"]
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """calls: what it was told, in order, as "connect prefill-…", "disconnect …", "stop", "kill"."""
+
+    role: str
+    worker_id: str
+    calls: list[str] = field(default_factory=list)
+    refuses: dict[str, str] = field(default_factory=dict)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    frozen: bool = False
+    loaded: tuple[int, int] = (0, 100)
+    _start_error: Exception | None = None
+    _ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    # ---- the test's side ----
+
+    def let_start(self) -> None:
+        self.loaded = (100, 100)
+        self.started.set()
+
+    def fail_start(self, error: Exception) -> None:
+        self._start_error = error
+        self.started.set()
+
+    def die(self, reason: str = "killed by the test") -> None:
+        if not self._ended.done():
+            self._ended.set_exception(WorkerDied(reason))
+            self._ended.exception()  # read once, so that a death nobody waits for is no warning
+
+    def end_by_itself(self, reason: str) -> None:
+        self._ended.set_result(reason)
+
+    @property
+    def peers(self) -> list[str]:
+        """Ids this worker is connected to."""
+        connected = {call.split()[1] for call in self.calls if call.startswith("connect ")}
+        return sorted(connected - {call.split()[1] for call in self.calls if call.startswith("disconnect ")})
+
+    # ---- the controller's side: WorkerHandle ----
+
+    async def start(self) -> bytes:
+        await self._or_death(self.started.wait())
+        if self._start_error is not None:
+            raise self._start_error
+        return worker_pb2.WorkerDescription(worker_id=self.worker_id, role=self.role).SerializeToString()
+
+    async def progress(self) -> tuple[int, int]:
+        if self.frozen:
+            await asyncio.Event().wait()
+        self._raise_if_dead()
+        return self.loaded
+
+    async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
+        self._raise_if_dead()
+        ids = [worker_pb2.WorkerDescription.FromString(peer).worker_id for peer in peers]
+        self.calls += [f"connect {peer}" for peer in ids if peer not in self.refuses]
+        return [(peer, self.refuses[peer]) for peer in ids if peer in self.refuses]
+
+    async def disconnect(self, worker_id: str) -> None:
+        self._raise_if_dead()
+        self.calls.append(f"disconnect {worker_id}")
+
+    async def wait_stopped(self) -> str:
+        return await asyncio.shield(self._ended)
+
+    async def stop(self) -> None:
+        if self.frozen:
+            await asyncio.Event().wait()
+        self._raise_if_dead()
+        self.calls.append("stop")
+
+    async def kill(self) -> None:
+        self.calls.append("kill")
+        self.die("killed")
+
+    def _raise_if_dead(self) -> None:
+        if self._ended.done():
+            self._ended.result()
+
+    async def _or_death(self, waiting: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(waiting)
+        try:
+            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+        self._raise_if_dead()
+
+
+@dataclass(eq=False)
+class FakeLauncher:
+    """units: what nodes offer; a test may change it. auto_start: workers start without being let."""
+
+    units: dict[str, int]
+    auto_start: bool = True
+    workers: list[FakeWorker] = field(default_factory=list)
+
+    async def offered(self) -> Mapping[str, int]:
+        return dict(self.units)
+
+    async def launch(self, role: str, worker_id: str, config_json: str) -> FakeWorker:
+        worker = FakeWorker(role, worker_id)
+        if self.auto_start:
+            worker.let_start()
+        self.workers.append(worker)
+        return worker
+
+    def of(self, role: str) -> list[FakeWorker]:
+        """All workers of a role that were ever launched, in order."""
+        return [worker for worker in self.workers if worker.role == role]

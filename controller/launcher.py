@@ -1,0 +1,61 @@
+"""The seam between the controller and whatever runs worker processes: Ray (`actor`), or nothing (`fake_launcher`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+__all__ = ["WorkerDied", "WorkerHandle", "WorkerLauncher"]
+
+
+class WorkerDied(Exception):
+    """The worker's process is gone, or failed in a way that is not the operator's doing. Text: one line, the reason.
+
+    Internal to the controller: it replaces the worker and keeps the reason for people to read.
+    """
+
+
+class WorkerHandle(Protocol):
+    """One worker process. Every method may raise `WorkerDied`; each may take for ever, so callers bound it."""
+
+    async def start(self) -> bytes:
+        """Load weights and open the worker's servers. Returns a serialised WorkerDescription.
+
+        Raises:
+            ConfigError: the operator's input is wrong (model folder, memory budget); starting again cannot help.
+        """
+        ...
+
+    async def progress(self) -> tuple[int, int]:
+        """Bytes of weights loaded, and in all. Answers at once while `start` runs and after: also the health ping."""
+        ...
+
+    async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
+        """Prefill workers only: be able to write to these decode workers. Returns (worker id, reason) of the refused."""
+        ...
+
+    async def disconnect(self, worker_id: str) -> None:
+        """This peer is dead: forget it, end what waits for it, trust that it writes no more. Unknown ids are fine."""
+        ...
+
+    async def wait_stopped(self) -> str:
+        """Returns the reason when the worker ended by itself; raises `WorkerDied` when its process is gone."""
+        ...
+
+    async def stop(self) -> None:
+        """End in good order."""
+        ...
+
+    async def kill(self) -> None:
+        """End the process now, and return when it is gone for certain: peers' memory is reused after this."""
+        ...
+
+
+class WorkerLauncher(Protocol):
+    async def offered(self) -> Mapping[str, int]:
+        """Units of all nodes that are alive, by role, those in use too."""
+        ...
+
+    async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
+        """Begin a worker; returns at once. A failure shows in the handle's first call."""
+        ...
