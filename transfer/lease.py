@@ -200,6 +200,11 @@ class LeaseTable:
             lease_id = self._by_key.get((request_id, attempt))
             return None if lease_id is None else self._live[lease_id]
 
+    def of_router(self, router_id: str) -> list[Lease]:
+        """The live leases whose stream is this router's."""
+        with self._lock:
+            return [lease for lease in self._live.values() if lease.router_id == router_id]
+
     @property
     def num_awaited(self) -> int:
         """Leases whose record has yet to come."""

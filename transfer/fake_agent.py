@@ -1,0 +1,213 @@
+"""A transfer agent without a network: moves real bytes between registered tensors of one process, badly if so told.
+
+Time is a clock that the test moves; chance is a seeded generator; so a run repeats exactly. Bytes are copied when a write
+falls due, not when it is posted: whoever changes memory too early sees the damage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tandem.clock import Clock
+from tandem.errors import PeerRefused, TransferFailed
+from transfer.agent import XferHandle, XferState
+from transfer.layout import CacheLayout
+from transfer.plan import Indices
+
+__all__ = ["FakeAgent", "FakeFabric", "Faults"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong, by chance. delay_s: bounds of the time that a write or a notification takes. The rest are probabilities:
+
+    write_fails: it ends FAILED after half of its items. write_hangs: half of its items land, and it never ends.
+    notify_lost, notify_doubled: per notification. notify_changed: one byte of it flips.
+    state_changed: one bit of the written memory flips on the way.
+    """
+
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    write_fails: float = 0.0
+    write_hangs: float = 0.0
+    notify_lost: float = 0.0
+    notify_doubled: float = 0.0
+    notify_changed: float = 0.0
+    state_changed: float = 0.0
+
+
+@dataclass(slots=True)
+class _Write:
+    source: FakeAgent
+    target: str
+    local: Indices
+    remote: Indices
+    due_s: float
+    outcome: XferState
+    changed: bool = False
+    reads: bool = False
+    state: XferState = XferState.IN_PROGRESS
+
+
+@dataclass(slots=True)
+class FakeFabric:
+    """Connects `FakeAgent`s. `faults` may be replaced at any time and holds for what is posted from then on."""
+
+    clock: Clock
+    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
+    agents: dict[str, FakeAgent] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    num_landed_items: int = 0
+    _random: random.Random = field(init=False)
+    _writes: list[_Write] = field(default_factory=list)
+    _mail: list[tuple[float, str, str, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def agent(self, name: str) -> FakeAgent:
+        if name in self.agents and name not in self.dead:
+            raise ValueError(f"an agent {name} lives already")
+        self.dead.discard(name)
+        self.agents[name] = FakeAgent(name, self)
+        return self.agents[name]
+
+    def kill(self, name: str) -> None:
+        """The process of `name` is gone: its own writes stop, writes to it fail, notifications to and from it vanish."""
+        self.dead.add(name)
+        self._writes = [write for write in self._writes if write.source.name != name]
+        self._mail = [letter for letter in self._mail if name not in letter[1:3]]
+
+    def start(self, write: _Write) -> None:
+        write.due_s = self.clock.now() + self._random.uniform(*self.faults.delay_s)
+        chance = self._random.random()
+        if write.target in self.dead or chance < self.faults.write_fails:
+            write.outcome = XferState.FAILED
+        elif chance < self.faults.write_fails + self.faults.write_hangs:
+            write.outcome = XferState.IN_PROGRESS
+        write.changed = self._random.random() < self.faults.state_changed
+        self._writes.append(write)
+
+    def post(self, source: str, target: str, message: bytes) -> None:
+        copies = 0 if self._random.random() < self.faults.notify_lost else 1
+        copies += self._random.random() < self.faults.notify_doubled
+        for _ in range(copies):
+            sent = message
+            if self._random.random() < self.faults.notify_changed:
+                at = self._random.randrange(len(message))
+                sent = message[:at] + bytes([message[at] ^ 1 << self._random.randrange(8)]) + message[at + 1 :]
+            self._mail.append((self.clock.now() + self._random.uniform(*self.faults.delay_s), source, target, sent))
+
+    def settle(self) -> None:
+        """Let everything that is due by now happen."""
+        now = self.clock.now()
+        due = [write for write in self._writes if write.due_s <= now]
+        self._writes = [write for write in self._writes if write.due_s > now]
+        for write in due:
+            if write.target in self.dead:
+                write.state = XferState.FAILED
+                continue
+            count = len(write.local) if write.outcome is XferState.DONE else len(write.local) // 2
+            if not write.reads:
+                self._land(write, count)
+            write.state = write.outcome
+
+    def mail_for(self, target: str) -> list[tuple[str, bytes]]:
+        """What is due, in order of arrival, which need not be the order of sending."""
+        now = self.clock.now()
+        due = sorted(
+            (letter for letter in self._mail if letter[2] == target and letter[0] <= now), key=lambda letter: letter[0]
+        )
+        self._mail = [letter for letter in self._mail if not (letter[2] == target and letter[0] <= now)]
+        return [(source, message) for _, source, _, message in due if target not in self.dead]
+
+    def _land(self, write: _Write, count: int) -> None:
+        target = self.agents[write.target]
+        for local, remote in zip(write.local[:count].tolist(), write.remote[:count].tolist(), strict=True):
+            target.item(remote)[:] = write.source.item(local)
+            self.num_landed_items += 1
+        if write.changed and count:
+            target.item(int(write.remote[0]))[0] ^= 1
+
+
+class FakeAgent:
+    """See `TransferAgent`. Made by `FakeFabric.agent`."""
+
+    transport = "fake"
+
+    def __init__(self, name: str, fabric: FakeFabric) -> None:
+        self.name = name
+        self._fabric = fabric
+        self._views: list[NDArray[np.uint8]] = []
+        self._layout: CacheLayout | None = None
+        self._peers: set[str] = set()
+        self._xfers: dict[XferHandle, _Write] = {}
+        self._handles = itertools.count(1)
+
+    @property
+    def metadata(self) -> bytes:
+        return self.name.encode()
+
+    def register(self, tensors: Sequence[torch.Tensor], layout: CacheLayout) -> None:
+        self._layout = layout
+        self._views = [tensor.view(torch.uint8).reshape(tensor.shape[0], -1).numpy() for tensor in tensors]
+
+    def item(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of one descriptor of this agent's memory."""
+        assert self._layout is not None, "register first"
+        group = max(i for i, first in enumerate(self._layout.firsts) if first <= index)
+        item: NDArray[np.uint8] = self._views[group][index - self._layout.firsts[group]]
+        return item
+
+    def add_peer(self, metadata: bytes, remote: CacheLayout) -> str:
+        peer = metadata.decode()
+        if peer not in self._fabric.agents or peer in self._fabric.dead:
+            raise PeerRefused(f"no agent {peer}")
+        self._peers.add(peer)
+        return peer
+
+    def probe(self, peer: str) -> XferHandle:
+        return self._start(peer, np.zeros(1, np.int32), np.zeros(1, np.int32), reads=True)
+
+    def remove_peer(self, peer: str) -> None:
+        self._peers.discard(peer)
+        self._xfers = {handle: write for handle, write in self._xfers.items() if write.target != peer}
+
+    def post_write(self, peer: str, local: Indices, remote: Indices) -> XferHandle:
+        return self._start(peer, local, remote, reads=False)
+
+    def poll(self, handle: XferHandle) -> XferState:
+        self._fabric.settle()
+        return self._xfers[handle].state
+
+    def release(self, handle: XferHandle) -> None:
+        # A write in progress stays with the fabric and lands in its time, as with the real library.
+        del self._xfers[handle]
+
+    def notify(self, peer: str, message: bytes) -> None:
+        if peer not in self._peers or peer in self._fabric.dead:
+            raise TransferFailed(f"no connection to {peer}")
+        self._fabric.post(self.name, peer, message)
+
+    def take_notifications(self) -> list[tuple[str, bytes]]:
+        self._fabric.settle()
+        return self._fabric.mail_for(self.name)
+
+    def close(self) -> None:
+        self._fabric.kill(self.name)
+
+    def _start(self, peer: str, local: Indices, remote: Indices, *, reads: bool) -> XferHandle:
+        if peer not in self._peers:
+            raise TransferFailed(f"no connection to {peer}")
+        write = _Write(self, peer, local.copy(), remote.copy(), due_s=0.0, outcome=XferState.DONE, reads=reads)
+        handle = next(self._handles)
+        self._xfers[handle] = write
+        self._fabric.start(write)
+        return handle
