@@ -30,6 +30,7 @@ __all__ = [
     "dump",
     "load",
     "load_file",
+    "ray_address",
 ]
 
 T = TypeVar("T")
@@ -171,6 +172,11 @@ def cache_home() -> Path:
         return Path(home)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tandem"
+
+
+def ray_address() -> str:
+    """Address of a running Ray cluster to join ($RAY_ADDRESS, as Ray's own tools read it); empty: start one here."""
+    return os.environ.get("RAY_ADDRESS", "")
 
 
 def _build(cls: type[T], data: object, where: str) -> T:

@@ -1,0 +1,197 @@
+"""The controller as a detached Ray actor, and workers as Ray actors: thin shells around `Controller` and the worker rooms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import ray
+import ray.exceptions
+import ray.util
+
+from controller.controller import Controller
+from controller.launcher import WorkerDied, WorkerHandle
+from controller.membership import MembershipServer
+from controller.overview import Overview
+from controller.reconcile import PREFILL, ROLES
+from tandem.errors import TandemError
+from tandem.v1 import worker_pb2
+
+__all__ = ["NAME", "NAMESPACE", "ControllerActor", "RayLauncher", "resource"]
+
+NAMESPACE = "tandem"
+NAME = "controller"
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_GONE_POLL_S = 0.05
+_OWNER_LOOK_S = 1.0
+
+
+def resource(role: str) -> str:
+    """The Ray resource of which a worker of this role takes one unit."""
+    return f"tandem_{role}"
+
+
+class RayLauncher:
+    """Each worker is one actor; it takes one unit of its role's resource and no CPU, which Ray only counts."""
+
+    async def offered(self) -> Mapping[str, int]:
+        resources = await asyncio.to_thread(ray.cluster_resources)
+        return {role: int(resources.get(resource(role), 0)) for role in ROLES}
+
+    async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
+        actor_class = await asyncio.to_thread(_actor_class, role)
+        options = {"name": worker_id, "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
+        return _RayWorker(actor)
+
+
+def _node_address() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _actor_class(role: str) -> Any:
+    if role == PREFILL:
+        from prefill_worker.actor import PrefillWorkerActor
+
+        return PrefillWorkerActor
+    from decode_worker.actor import DecodeWorkerActor
+
+    return DecodeWorkerActor
+
+
+class _RayWorker:
+    """See `WorkerHandle`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._pid_here = 0  # of a worker on the controller's own node, else 0
+
+    async def start(self) -> bytes:
+        text: bytes = await _call(self._actor.start.remote())
+        description = worker_pb2.WorkerDescription.FromString(text)
+        if description.address.rpartition(":")[0] in ("127.0.0.1", _node_address()):
+            self._pid_here = description.pid
+        return text
+
+    async def progress(self) -> tuple[int, int]:
+        return await _call(self._actor.progress.remote())
+
+    async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
+        return await _call(self._actor.connect.remote(peers))
+
+    async def disconnect(self, worker_id: str) -> None:
+        await _call(self._actor.disconnect.remote(worker_id))
+
+    async def wait_stopped(self) -> str:
+        return await _call(self._actor.wait_stopped.remote())
+
+    async def stop(self) -> None:
+        await _call(self._actor.stop.remote())
+
+    async def kill(self) -> None:
+        """Ray's kill asks the process itself; one on this node that is frozen needs the signal."""
+        await asyncio.to_thread(ray.kill, self._actor)
+        if self._pid_here:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid_here, signal.SIGKILL)
+        while True:
+            try:
+                await _call(self._actor.progress.remote())
+            except WorkerDied:
+                return
+            await asyncio.sleep(_GONE_POLL_S)
+
+
+async def _call(reference: Awaitable[T]) -> T:
+    """The answer of a remote call; errors of ours come out as they were raised.
+
+    Raises:
+        WorkerDied: the actor is gone, or the call failed with anything that is not a TandemError.
+    """
+    try:
+        return await reference
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TandemError):
+            raise error.cause from None
+        raise WorkerDied(f"{type(error.cause).__name__}: {error.cause}") from None
+    except ray.exceptions.RayError as error:
+        raise WorkerDied(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Ray's texts go on for a page; the first line, or the one that names the cause, is for people."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = next((line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))), "")
+    return cause or (lines[0] if lines else type(error).__name__)
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class ControllerActor:
+    """wishes: see `Controller`. config_json: a WorkerConfig. host: where it listens; empty: this node's address.
+    owner_timeout_s: end everything when `overview` was not asked for so long; 0: never."""
+
+    def __init__(self, wishes: dict[str, int | None], config_json: str, host: str, owner_timeout_s: float) -> None:
+        self._controller = Controller(RayLauncher(), wishes, config_json)
+        self._host = host or _node_address()
+        self._owner_timeout_s = owner_timeout_s
+        self._asked_s = time.monotonic()
+        self._server: MembershipServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> str:
+        """Begin to run the pools. Returns the address of the Membership service; again the same when called again."""
+        if self._server is None:
+            self._server = await MembershipServer.start(self._controller, self._host)
+            self._spawn(self._controller.run())
+            if self._owner_timeout_s:
+                self._spawn(self._watch_owner())
+        return self._server.address
+
+    async def get_address(self) -> str:
+        return self._server.address if self._server else ""
+
+    async def wait_ready(self, prefill: int, decode: int) -> None:
+        """See `Controller.wait_ready`."""
+        await self._controller.wait_ready(prefill, decode)
+
+    async def progress(self) -> dict[str, tuple[int, int]]:
+        """Bytes of weights loaded, and in all, by worker id."""
+        return {w.worker_id: (w.loaded_bytes, w.total_bytes) for w in self._controller.overview().workers}
+
+    async def overview(self) -> Overview:
+        """What there is, for people. Also tells that the owner lives."""
+        self._asked_s = time.monotonic()
+        return self._controller.overview()
+
+    async def shutdown(self) -> None:
+        """Stop all workers in order, then the server; the actor itself stays until it is killed."""
+        await self._controller.shutdown()
+        if self._server is not None:
+            await self._server.stop()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._settle)
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the controller cannot go on", exc_info=error)
+            os._exit(1)
+
+    async def _watch_owner(self) -> None:
+        while time.monotonic() - self._asked_s < self._owner_timeout_s:  # noqa: ASYNC110 - a deadline that moves
+            await asyncio.sleep(_OWNER_LOOK_S)
+        log.warning("nobody asked for %.0f s: the owner is gone, everything stops", self._owner_timeout_s)
+        await self.shutdown()
+        ray.actor.exit_actor()  # type: ignore[no-untyped-call]

@@ -1,0 +1,159 @@
+"""Starts a Ray cluster on this machine, or joins the one that RAY_ADDRESS names, and runs the controller in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+
+from controller.overview import Overview
+from controller.reconcile import DECODE, PREFILL
+from controller.share import divide
+from tandem.config import ClusterConfig, dump, ray_address
+from tandem.errors import TandemError
+
+# Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
+# machine's own and listens on every interface, unless told that it is on one of the systems where it keeps to loopback.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY)
+
+import ray  # noqa: E402
+import ray.exceptions  # noqa: E402
+
+from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
+
+__all__ = ["ClusterHandle", "start_cluster"]
+
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
+_ANSWER_S = 20.0
+_START_S = 60.0
+_OWNER_TIMEOUT_S = 30.0
+_SHUTDOWN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHandle:
+    """A running controller. address: of its Membership service."""
+
+    address: str
+    _actor: Any
+
+    def overview(self) -> Overview:
+        """What there is; also tells the controller that its owner lives.
+
+        Raises:
+            TandemError: the controller does not answer any more.
+        """
+        try:
+            view: Overview = ray.get(self._actor.overview.remote(), timeout=_ANSWER_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise TandemError(f"the controller is gone: {str(error).splitlines()[0]}") from error
+        return view
+
+    def shutdown(self) -> None:
+        """Stop the workers in order, then the controller, then this process's Ray; bounded."""
+        with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            ray.get(self._actor.shutdown.remote(), timeout=_SHUTDOWN_S)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._actor)
+        ray.shutdown()
+
+
+def start_cluster(config: ClusterConfig) -> ClusterHandle:
+    """Begin to start the pools; returns when the controller runs, before workers are ready.
+
+    Raises:
+        TandemError: the cluster cannot be reached, offers too few units, or already serves.
+    """
+    joined = ray_address()
+    if joined:
+        _join(joined)
+        worker, host = config.worker, ""
+    else:
+        _start_local(config)
+        num_cores = len(os.sched_getaffinity(0))
+        available_bytes = psutil.virtual_memory().available
+        worker = divide(config.worker, config.prefill + config.decode, num_cores, available_bytes)
+        host = "127.0.0.1"
+    try:
+        if joined:
+            _check_offer(config)
+            _check_no_other()
+        return _start_controller(replace(config, worker=worker), host)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _start_local(config: ClusterConfig) -> None:
+    """Processes that end with this one, on the loopback interface only."""
+    num_processes = config.prefill + config.decode + 1
+    _init(
+        "the local Ray cluster did not start",
+        _node_ip_address="127.0.0.1",
+        include_dashboard=False,
+        num_cpus=num_processes,  # Ray starts so many processes ahead: workers need not wait for theirs
+        num_gpus=0,
+        resources={"tandem_prefill": config.prefill, "tandem_decode": config.decode},
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
+
+
+def _join(address: str) -> None:
+    _init(f"cannot join the Ray cluster at {address} (RAY_ADDRESS)", address=address)
+
+
+def _init(failure: str, **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise TandemError(f"{failure}: {str(error).splitlines()[0]}") from error
+
+
+def _check_offer(config: ClusterConfig) -> None:
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for role, wanted in ((PREFILL, config.prefill), (DECODE, config.decode)):
+        offered = int(resources.get(resource(role), 0))
+        if offered < wanted:
+            raise TandemError(
+                f"the Ray cluster offers {offered} units of {resource(role)} and {wanted} are wanted; "
+                f"start nodes with --resources='{{\"{resource(role)}\": N}}' or ask for fewer"
+            )
+
+
+def _check_no_other() -> None:
+    """A controller whose owner is gone ends by itself; one that answers belongs to somebody."""
+    try:
+        other = ray.get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:
+        return
+    try:
+        address = ray.get(other.get_address.remote(), timeout=_ANSWER_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        ray.kill(other)
+        return
+    raise TandemError(
+        f"this Ray cluster already runs a tandem controller at {address}; stop its `tandem up` first "
+        f"(without one it ends by itself within {_OWNER_TIMEOUT_S:.0f} s)"
+    )
+
+
+def _start_controller(config: ClusterConfig, host: str) -> ClusterHandle:
+    wishes = {PREFILL: config.prefill, DECODE: config.decode}
+    actor_class: Any = ControllerActor
+    actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
+        wishes, dump(config.worker), host, _OWNER_TIMEOUT_S
+    )
+    try:
+        address: str = ray.get(actor.open.remote(), timeout=_START_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        raise TandemError(f"the controller did not start: {str(error).splitlines()[-1]}") from error
+    return ClusterHandle(address, actor)
