@@ -51,13 +51,17 @@ class DecodeLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self._receive(wait_s=0.0 if self._running or self._verified else _IDLE_WAIT_S)
-            self._expire()
-            self._join()
-            if self._running:
-                self._step()
-            else:
-                self._check_pools()
+            self.turn(wait_s=0.0 if self._running or self._verified else _IDLE_WAIT_S)
+
+    def turn(self, wait_s: float) -> None:
+        """Once around. `wait_s`: how long to wait for a message when none is there."""
+        self._receive(wait_s)
+        self._expire()
+        self._join()
+        if self._running:
+            self._step()
+        else:
+            self._check_pools()
 
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""

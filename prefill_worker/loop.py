@@ -82,13 +82,17 @@ class PrefillLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self._receive(wait_s=0.0 if self._running else _IDLE_WAIT_S)
-            self._start_waiting()
-            plans = plan_chunks([p.num_remaining for p in self._running], self._config.chunk_tokens)
-            if plans:
-                self._step(plans)
-            elif self._is_idle:
-                self._check_pools()
+            self.turn(wait_s=0.0 if self._running else _IDLE_WAIT_S)
+
+    def turn(self, wait_s: float) -> None:
+        """Once around. `wait_s`: how long to wait for a message when none is there."""
+        self._receive(wait_s)
+        self._start_waiting()
+        plans = plan_chunks([p.num_remaining for p in self._running], self._config.chunk_tokens)
+        if plans:
+            self._step(plans)
+        elif self._is_idle:
+            self._check_pools()
 
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from transfer.sender import HandoffResult, LeaseGrant
+
+from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, ReservationEnded, RouterGone
+from prefill_worker.loop import PrefillLoop
+from prefill_worker.prompt import LocalMemory, PrefillTask
+from tandem.clock import FakeClock
+from tandem.config import PrefillConfig
+from tandem.errors import NoRoom, TandemError, TransferFailed
+from tandem.mailbox import SessionHub
+from tandem.request import Request, SamplingParams, StopRules
+from tandem.v1 import worker_pb2 as pb
+from tests.fake_engine import FakeEngine
+
+GRANT = LeaseGrant(peer_id="decode-1", lease_id="l", epoch=1, nonce=b"n" * 16, block_ids=(0, 1, 2), slot=0)
+RESULT = HandoffResult(kv_bytes=10, state_bytes=20, kv_seconds=0.1, state_seconds=0.2)
+
+
+@dataclass
+class FakeHandoff:
+    pushed: list[tuple[str, int | None, tuple[int, ...]]] = field(default_factory=list)
+    finished: dict[str, object] | None = None
+    on_done: Callable[[object], None] | None = None
+    on_quiet: Callable[[], None] | None = None
+
+    def push_kv(self, blocks: range, layer: int | None = None) -> None:
+        self.pushed.append(("kv", layer, tuple(blocks)))
+
+    def push_state(self, layer: int) -> None:
+        self.pushed.append(("state", layer, ()))
+
+    def finish(self, *, on_done: Callable[[object], None], **facts: object) -> None:
+        self.finished, self.on_done = facts, on_done
+
+    def abort(self, on_quiet: Callable[[], None]) -> None:
+        assert self.on_quiet is None, "aborted twice"
+        self.on_quiet = on_quiet
+
+
+class Bench:
+    """A loop with everything around it played by hand."""
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop, chunk_tokens: int = 8, **engine: int) -> None:
+        self.engine = FakeEngine(**engine)
+        self.hub: SessionHub[pb.PrefillEvents] = SessionHub(pb.PrefillEvents)
+        self.event_loop = event_loop
+        self.outbox = self.hub.open("router", event_loop)
+        self.reserved: list[PrefillTask] = []
+        self.released: list[tuple[str, bool]] = []
+        self.handoffs: dict[str, FakeHandoff] = {}
+        self.loop = PrefillLoop(self.engine, PrefillConfig(chunk_tokens=chunk_tokens), self, self, self.hub, FakeClock())
+
+    def reserve(self, task: PrefillTask) -> None:
+        self.reserved.append(task)
+
+    def release(self, grant: LeaseGrant, reason: str, *, record_sent: bool = False) -> None:
+        self.released.append((reason, record_sent))
+
+    def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> FakeHandoff:
+        self.handoffs[task.request.request_id] = FakeHandoff()
+        return self.handoffs[task.request.request_id]
+
+    def place(self, name: str, num_tokens: int, max_new_tokens: int = 4, stop: frozenset[int] = frozenset()) -> PrefillTask:
+        request = Request(name, tuple(range(num_tokens)), SamplingParams(), StopRules(max_new_tokens, stop))
+        task = PrefillTask(request, 1, "router", "decode-1", 0.0)
+        self.loop.inbox.put(task)
+        return task
+
+    def grant(self, task: PrefillTask, outcome: LeaseGrant | TandemError = GRANT) -> None:
+        self.loop.inbox.put(ReservationEnded(task.key, outcome))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.turn(wait_s=0.0)
+
+    def events(self) -> pb.PrefillEvents:
+        return self.event_loop.run_until_complete(self.outbox.take(0.0))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.engine.blocks.num_used == 0 and self.engine.slots.num_used == 0
+
+
+@pytest.fixture
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def bench(event_loop: asyncio.AbstractEventLoop) -> Bench:
+    return Bench(event_loop)
+
+
+def test_nothing_is_computed_without_a_reservation(bench: Bench) -> None:
+    task = bench.place("a", 10)
+    bench.turn(3)
+    assert bench.reserved == [task]
+    assert bench.engine.steps == []
+
+
+def test_finished_blocks_leave_by_chunk_and_the_last_chunk_leaves_by_layer(bench: Bench) -> None:
+    task = bench.place("a", 18)  # chunks of 8, 8, 2; blocks of 4: five blocks
+    bench.turn()
+    bench.grant(task)
+    bench.turn(3)
+    handoff = bench.handoffs["a"]
+    assert handoff.pushed == [("kv", None, (0, 1)), ("kv", None, (2, 3)), ("state", 0, ()), ("kv", 1, (4,))]
+    assert handoff.finished == {"num_positions": 18, "first_token": 18, "compute_done_s": 0.0}
+    events = bench.events()
+    assert [(e.index, e.token, e.finish_reason) for e in events.first_tokens] == [(0, 18, "")]
+    assert not bench.is_whole
+    bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
+    bench.turn()
+    assert bench.is_whole
+    assert bench.released == [("handed off", True)]
+    assert [(h.kv_bytes, h.state_bytes) for h in bench.events().handoffs] == [(10, 20)]
+
+
+def test_a_chunk_that_ends_inside_a_block_keeps_that_block_back(event_loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench(event_loop, chunk_tokens=6)
+    task = bench.place("a", 14)
+    bench.turn()
+    bench.grant(task)
+    bench.turn(3)
+    kv = [blocks for kind, _, blocks in bench.handoffs["a"].pushed if kind == "kv"]
+    assert kv == [(0,), (1, 2), (3,)]
+
+
+def test_a_single_token_request_needs_no_decode_worker(bench: Bench) -> None:
+    bench.place("a", 5, max_new_tokens=1)
+    bench.turn()
+    assert bench.reserved == []
+    events = bench.events()
+    assert [(e.token, e.finish_reason) for e in events.first_tokens] == [(5, "length")]
+    assert bench.is_whole
+
+
+def test_a_first_token_that_stops_releases_the_lease(bench: Bench) -> None:
+    task = bench.place("a", 5, stop=frozenset({5}))
+    bench.turn()
+    bench.grant(task)
+    bench.turn()
+    assert [e.finish_reason for e in bench.events().first_tokens] == ["stop"]
+    assert not bench.is_whole
+    bench.loop.inbox.put(MemoryQuiet(task.key))
+    bench.turn()
+    assert bench.is_whole
+    assert bench.released == [("aborted", False)]
+
+
+def test_several_prompts_share_a_step(bench: Bench) -> None:
+    tasks = [bench.place("a", 3), bench.place("b", 3), bench.place("c", 9)]
+    bench.turn()
+    for task in tasks:
+        bench.grant(task)
+    bench.turn(2)
+    assert [[len(c.tokens) for c in step] for step in bench.engine.steps] == [[3, 3, 2], [7]]
+
+
+@pytest.mark.parametrize("when", ["waiting", "reserving", "running", "leaving"])
+@pytest.mark.parametrize("message", ["cancel", "router gone"])
+def test_a_cancelled_prompt_gives_everything_back(bench: Bench, when: str, message: str) -> None:
+    blocker = bench.place("blocker", 100)
+    bench.turn()
+    task = bench.place("a", 20)
+    if when == "waiting":
+        bench.turn()
+        assert bench.reserved == [blocker]
+    bench.loop.inbox.put(CancelTask(blocker.key))
+    bench.grant(blocker)
+    bench.turn(2)
+    if when in ("running", "leaving"):
+        bench.grant(task)
+        bench.turn(1 if when == "running" else 3)
+    steps = len(bench.engine.steps)
+    bench.loop.inbox.put(CancelTask(task.key) if message == "cancel" else RouterGone("router"))
+    if when in ("waiting", "reserving"):
+        bench.turn()
+        bench.grant(task)
+    bench.turn()
+    assert len(bench.engine.steps) == steps
+    if when in ("running", "leaving"):
+        assert not bench.is_whole
+        bench.loop.inbox.put(MemoryQuiet(task.key))
+        bench.turn()
+    assert bench.is_whole
+
+
+def test_memory_of_a_failed_handoff_waits_for_quiet(bench: Bench) -> None:
+    task = bench.place("a", 4)
+    bench.turn()
+    bench.grant(task)
+    bench.turn()
+    bench.loop.inbox.put(HandoffEnded(task.key, TransferFailed("a write did not complete")))
+    bench.turn()
+    failed = bench.events().failed
+    assert [(f.kind, f.retryable) for f in failed] == [("TransferFailed", True)]
+    assert not bench.is_whole
+    bench.loop.inbox.put(CancelTask(task.key))
+    bench.turn()
+    bench.loop.inbox.put(MemoryQuiet(task.key))
+    bench.turn()
+    assert bench.is_whole
+
+
+def test_a_refused_reservation_is_reported_and_frees_local_memory(bench: Bench) -> None:
+    task = bench.place("a", 4)
+    bench.turn()
+    bench.grant(task, NoRoom("no state slot free"))
+    bench.turn()
+    assert [(f.kind, f.retryable) for f in bench.events().failed] == [("NoRoom", True)]
+    assert bench.is_whole
+
+
+def test_a_failed_step_ends_its_prompts_and_not_the_worker(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    first = bench.place("a", 4)
+    bench.turn()
+    bench.engine.fail_next = True
+    bench.grant(first)
+    bench.turn()
+    assert [(f.request_id, f.retryable) for f in bench.events().failed] == [("a", True)]
+    assert "prefill step over 1 prompts failed" in caplog.text
+    bench.loop.inbox.put(MemoryQuiet(first.key))
+    second = bench.place("b", 4)
+    bench.turn()
+    bench.grant(second)
+    bench.turn()
+    assert [t.request_id for t in bench.events().first_tokens] == ["b"]
+
+
+def test_a_task_placed_twice_is_computed_once(bench: Bench) -> None:
+    task = bench.place("a", 4)
+    bench.loop.inbox.put(task)
+    bench.turn()
+    assert bench.reserved == [task]
+
+
+def test_a_prompt_larger_than_the_pool_is_refused_at_once(bench: Bench) -> None:
+    bench.place("a", 4 * 32 + 1)
+    bench.turn()
+    assert [f.kind for f in bench.events().failed] == ["NoRoom"]
+
+
+def test_prompts_wait_for_local_memory(event_loop: asyncio.AbstractEventLoop) -> None:
+    bench = Bench(event_loop, num_slots=1)
+    first, second = bench.place("a", 4), bench.place("b", 4)
+    bench.turn()
+    assert bench.reserved == [first]
+    bench.grant(first)
+    bench.turn()
+    bench.loop.inbox.put(HandoffEnded(first.key, RESULT))
+    bench.turn()
+    assert bench.reserved == [first, second]
