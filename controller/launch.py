@@ -132,7 +132,7 @@ def _check_offer(config: ClusterConfig) -> None:
 def _check_no_other() -> None:
     """A controller whose owner is gone ends by itself; one that answers belongs to somebody."""
     try:
-        other = ray.get_actor(NAME, namespace=NAMESPACE)
+        other: Any = ray.get_actor(NAME, namespace=NAMESPACE)
     except ValueError:
         return
     try:

@@ -19,19 +19,19 @@ from tools.check_imports import ONLY_IN, PURE, breaches, check_source, main
 )
 def test_ray_outside_its_modules_is_refused_even_inside_a_function(source: str) -> None:
     (breach,) = check_source("router/server.py", source)
-    assert "only prefill_worker/actor.py" in breach.message
+    assert "ray belongs to the actors" in breach.message
 
 
 @pytest.mark.parametrize("package", sorted(ONLY_IN))
 def test_the_named_modules_may_import(package: str) -> None:
-    for path in ONLY_IN[package]:
+    for path in ONLY_IN[package].files:
         assert check_source(path, f"import {package}") == []
 
 
 def test_generated_service_stubs_count_as_grpc_and_messages_do_not() -> None:
     assert check_source("router/pipeline.py", "from tandem.v1 import worker_pb2") == []
     (breach,) = check_source("router/pipeline.py", "from tandem.v1 import worker_pb2_grpc")
-    assert "may import grpc" in breach.message
+    assert "grpc belongs to" in breach.message
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "torch.nn.functional"])

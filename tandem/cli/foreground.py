@@ -1,0 +1,151 @@
+"""A cluster that lives as long as this process: start, show, watch, stop in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from tandem.cli.errors import EXIT_FAILED, EXIT_OK
+from tandem.cli.health import is_serving
+from tandem.cli.progress import LoadingDisplay, loading_line
+from tandem.cli.reaper import start_reaper
+from tandem.cli.router_process import RouterProcess
+from tandem.clock import Clock, MonotonicClock
+from tandem.config import ClusterConfig
+from tandem.errors import TandemError
+
+if TYPE_CHECKING:
+    from controller.launch import ClusterHandle
+    from controller.overview import Overview
+
+__all__ = ["run_in_foreground"]
+
+_LOOK_S = 0.2
+_WATCH_S = 1.0
+_ROUTER_READY_S = 60.0
+_ROUTER_GRACE_S = 30.0
+
+
+class _StopRequest:
+    """SIGINT, SIGTERM: the first asks for a stop in order, the second ends this process at once (the reaper cleans up)."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def install(self) -> None:
+        """Again after Ray was started, which puts a handler of its own."""
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def wait(self, seconds: float) -> bool:
+        """True as soon as a stop was asked for."""
+        return self._asked.wait(seconds)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._asked.is_set():
+            os._exit(EXIT_FAILED)
+        self._asked.set()
+
+
+def run_in_foreground(config: ClusterConfig) -> int:
+    """Returns the exit code once nothing of the cluster is left.
+
+    Raises:
+        TandemError: the cluster could not be started, or broke in a way that it cannot repair.
+    """
+    start_reaper()
+    stop = _StopRequest()
+    clock = MonotonicClock()
+    display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
+    display.show("starting Ray")
+    try:
+        from controller.launch import start_cluster
+
+        stop.install()
+        cluster = start_cluster(config)
+    except TandemError:
+        display.clear()
+        raise
+    stop.install()
+    router = RouterProcess(config.router, cluster.address, clock)
+    try:
+        if _start(config, cluster, router, stop, display, clock):
+            _watch(cluster, router, stop)
+    finally:
+        display.clear()
+        router.stop(_ROUTER_GRACE_S)
+        cluster.shutdown()
+    return EXIT_OK
+
+
+def _start(
+    config: ClusterConfig,
+    cluster: ClusterHandle,
+    router: RouterProcess,
+    stop: _StopRequest,
+    display: LoadingDisplay,
+    clock: Clock,
+) -> bool:
+    """From nothing to the `ready` line; False: a stop was asked for before.
+
+    Raises:
+        TandemError: a pool gave up, or the router does not serve; says why.
+    """
+    begin_s = clock.now()
+    router.start()  # it takes a while to begin; membership comes to it when there is some
+    while not (view := cluster.overview()).is_ready():
+        if failure := view.failure():
+            raise TandemError(failure)
+        _tell(display, router.restart_if_ended())
+        display.show(loading_line(view))
+        if stop.wait(_LOOK_S):
+            return False
+    address = _address(config)
+    deadline_s = clock.now() + _ROUTER_READY_S
+    while not is_serving(address):
+        _tell(display, router.restart_if_ended())
+        display.show("workers are ready, the router starts")
+        if clock.now() > deadline_s:
+            raise TandemError(f"the router does not serve at {address} after {_ROUTER_READY_S:.0f} s")
+        if stop.wait(_LOOK_S):
+            return False
+    display.clear()
+    print(ready_line(address, view, clock.now() - begin_s), flush=True)
+    return True
+
+
+def ready_line(address: str, view: Overview, seconds: float) -> str:
+    pools = ", ".join(f"{pool.ready} {role}" for role, pool in view.pools.items())
+    return f"ready at {address}: {view.model_name}, {pools}, after {seconds:.1f} s"
+
+
+def _watch(cluster: ClusterHandle, router: RouterProcess, stop: _StopRequest) -> None:
+    """Until a stop is asked for: keep the router, tell when a pool is not as wanted."""
+    told: dict[str, str] = {}
+    while not stop.wait(_WATCH_S):
+        if news := router.restart_if_ended():
+            _say(news)
+        for role, pool in cluster.overview().pools.items():
+            text = f"{role}: {pool.ready} of {pool.wanted} ready" + (f" ({pool.reason})" if pool.reason else "")
+            if text != told.get(role, text if pool.ready == pool.wanted else ""):
+                _say(text)
+            told[role] = text
+
+
+def _address(config: ClusterConfig) -> str:
+    """Where this process reaches the router."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.router.host, config.router.host)
+    return f"[{host}]:{config.router.grpc_port}" if ":" in host else f"{host}:{config.router.grpc_port}"
+
+
+def _tell(display: LoadingDisplay, news: str) -> None:
+    if news:
+        display.clear()
+        _say(news)
+
+
+def _say(text: str) -> None:
+    print(f"tandem: {text}", file=sys.stderr, flush=True)

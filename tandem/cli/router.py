@@ -1,0 +1,41 @@
+"""`tandem router`: one router of a running cluster. `up` starts it; on Kubernetes it has its own pods."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+from dataclasses import replace
+
+from tandem.config import RouterConfig, load
+from tandem.errors import ConfigError
+
+__all__ = ["add_parser", "router_config", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("router", description="Serve clients of a running cluster.")
+    parser.add_argument(
+        "--controller", required=True, metavar="HOST:PORT", help="address of the controller's Membership service"
+    )
+    parser.add_argument("--host", help="address that clients connect to (default 127.0.0.1)")
+    parser.add_argument("--grpc-port", type=int, help="0 lets the system choose (default 50051)")
+    parser.add_argument("--http-port", type=int, help="0 lets the system choose (default 8000)")
+    parser.add_argument("--settings", default="{}", metavar="JSON", help="a RouterConfig; the other options override it")
+
+
+def router_config(args: argparse.Namespace) -> RouterConfig:
+    """Raises ConfigError: a setting is unknown or of the wrong type."""
+    given = {name: getattr(args, name) for name in ("host", "grpc_port", "http_port") if getattr(args, name) is not None}
+    return replace(load(RouterConfig, args.settings, "--settings"), **given)
+
+
+def run(args: argparse.Namespace) -> int:
+    if ":" not in args.controller:
+        raise ConfigError(f"--controller {args.controller!r} is no HOST:PORT")
+    from router.main import run_router
+
+    outcome = run_router(router_config(args), args.controller)
+    if inspect.iscoroutine(outcome):
+        outcome = asyncio.run(outcome)
+    return int(outcome or 0)

@@ -1,0 +1,131 @@
+"""`tandem status`: pools, workers, load and leases, as the router sees them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.errors import TandemError, Unavailable
+from tandem.rpc import create_channel
+from tandem.v1 import operations_pb2, operations_pb2_grpc
+
+__all__ = ["add_parser", "as_json", "as_text", "run"]
+
+_ANSWER_S = 10.0
+_WATCH_EVERY_S = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+_COLUMNS = ("WORKER", "ROLE", "STATE", "PID", "NODE", "ADDRESS", "TRANSPORT", "QUEUE", "RUNNING", "KV BLOCKS", "STATE SLOTS")
+_NUMERIC = {"PID", "QUEUE", "RUNNING", "KV BLOCKS", "STATE SLOTS"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("status", help="pools, workers, load, leases", description="Show a running cluster.")
+    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+
+
+def run(args: argparse.Namespace) -> int:
+    while True:
+        status = asyncio.run(_get_status(args.address))
+        text = json.dumps(as_json(status)) if args.json else as_text(status)
+        clear = _CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
+        print(clear + text, flush=True)
+        if not args.watch:
+            return 0
+        time.sleep(_WATCH_EVERY_S)
+
+
+async def _get_status(address: str) -> operations_pb2.Status:
+    async with create_channel(address) as channel:
+        stub = operations_pb2_grpc.OperationsStub(channel)
+        try:
+            status: operations_pb2.Status = await stub.GetStatus(operations_pb2.GetStatusRequest(), timeout=_ANSWER_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise Unavailable(
+                    f"no router answers at {address}: start a cluster with `tandem up`, or name its --address"
+                ) from error
+            raise TandemError(f"the router at {address} answers {error.code().name}: {error.details()}") from error
+    return status
+
+
+def as_json(status: operations_pb2.Status) -> dict[str, Any]:
+    """The object of `status --json`."""
+    return {
+        "model": {"name": status.model_name, "fingerprint": status.model_fingerprint},
+        "workers": [
+            {
+                "id": worker.id,
+                "role": worker.role,
+                "state": worker.state,
+                "pid": worker.pid,
+                "node": worker.node,
+                "address": worker.address,
+                "transport": worker.transport,
+                "queue": worker.queue,
+                "running": worker.running,
+                "kv_blocks": {"used": worker.kv_blocks.used, "total": worker.kv_blocks.total},
+                "state_slots": {"used": worker.state_slots.used, "total": worker.state_slots.total},
+            }
+            for worker in status.workers
+        ],
+        "leases": dict(status.leases),
+        "requests": dict(status.requests),
+        "pools": {
+            role: {"wanted": pool.wanted, "ready": pool.ready, "reason": pool.reason} for role, pool in status.pools.items()
+        },
+    }
+
+
+def as_text(status: operations_pb2.Status) -> str:
+    """For people: the model, the pools, a table of workers, and counts."""
+    lines = [f"model     {status.model_name or 'none yet'}  {status.model_fingerprint}".rstrip()]
+    for role, pool in sorted(status.pools.items(), reverse=True):  # prefill first, as requests go
+        reason = f"  ({pool.reason})" if pool.reason else ""
+        lines.append(f"{role:<9} {pool.ready} of {pool.wanted} ready{reason}")
+    lines.append(f"requests  {_counts(status.requests)}")
+    lines.append(f"leases    {_counts(status.leases)}")
+    if status.workers:
+        lines += ["", *_table([_COLUMNS, *map(_row, status.workers)])]
+    return "\n".join(lines)
+
+
+def _row(worker: operations_pb2.WorkerStatus) -> tuple[str, ...]:
+    return (
+        worker.id,
+        worker.role,
+        worker.state,
+        str(worker.pid),
+        worker.node,
+        worker.address,
+        worker.transport,
+        str(worker.queue),
+        str(worker.running),
+        f"{worker.kv_blocks.used}/{worker.kv_blocks.total}",
+        f"{worker.state_slots.used}/{worker.state_slots.total}",
+    )
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if name in _NUMERIC else cell.ljust(width)
+            for name, cell, width in zip(rows[0], row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

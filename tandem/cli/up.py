@@ -1,0 +1,140 @@
+"""`tandem up`: what is to be started, checked before anything is."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tandem.config import ClusterConfig, load_file
+from tandem.errors import CheckpointError, ConfigError, TandemError
+
+__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "run"]
+
+T = TypeVar("T")
+
+_GIB = 1024**3
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "up",
+        help="start a local cluster in the foreground",
+        description="Start a cluster here (or on the Ray cluster that RAY_ADDRESS names), print a line beginning `ready` "
+        "when it can serve, and stop in order on SIGINT or SIGTERM.",
+    )
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="checkpoint to serve (default: the embedded model)")
+    parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default 1)")
+    parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default 1)")
+    parser.add_argument("--host", help="address that clients connect to (default 127.0.0.1)")
+    parser.add_argument("--grpc-port", type=int, metavar="PORT", help="default 50051; 0: any free one")
+    parser.add_argument("--http-port", type=int, metavar="PORT", help="default 8000; 0: any free one")
+    parser.add_argument("--config", metavar="FILE", help="settings as JSON (a ClusterConfig); options override it")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (default auto)")
+    parser.add_argument("--max-context-tokens", type=int, metavar="N", help="prompt + answer (default: the checkpoint's)")
+    parser.add_argument("--memory-gib", type=float, metavar="GIB", help="KV blocks and state slots of one worker")
+    parser.add_argument("--chunk-tokens", type=int, metavar="N", help="most prompt tokens in one prefill step (default 512)")
+    parser.add_argument("--block-size-tokens", type=int, metavar="N", help="tokens per KV block (default 32)")
+
+
+def cluster_config(args: argparse.Namespace) -> ClusterConfig:
+    """The file's settings, then what the command line gave.
+
+    Raises:
+        ConfigError: the file cannot be used, or a number is out of range; names it.
+    """
+    config = load_file(ClusterConfig, args.config) if args.config else ClusterConfig()
+    worker = config.worker
+    model = _given(worker.model, path=args.model, dtype=args.dtype, max_context_tokens=args.max_context_tokens)
+    budget_bytes = None if args.memory_gib is None else _budget_bytes(args.memory_gib)
+    cache = _given(worker.cache, budget_bytes=budget_bytes, block_size_tokens=args.block_size_tokens)
+    prefill = _given(worker.prefill, chunk_tokens=args.chunk_tokens)
+    router = _given(config.router, host=args.host, grpc_port=args.grpc_port, http_port=args.http_port)
+    worker = replace(worker, model=model, cache=cache, prefill=prefill)
+    config = _given(replace(config, worker=worker, router=router), prefill=args.prefill, decode=args.decode)
+    _check_numbers(config)
+    return config
+
+
+def check_model(config: ClusterConfig) -> ClusterConfig:
+    """Refuse a model that cannot be served by a look at its config alone; a folder's path becomes absolute.
+
+    Raises:
+        CheckpointError: neither a folder nor a hub id, or an architecture that is not served.
+    """
+    path = config.worker.model.path
+    if not path:
+        return config
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        from tandem.model.config import ModelConfig
+
+        ModelConfig.from_folder(folder)
+        model = replace(config.worker.model, path=str(folder.resolve()))
+        return replace(config, worker=replace(config.worker, model=model))
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise CheckpointError(f"{path} is neither a folder nor a hub id of the form owner/name")
+    return config
+
+
+def choose_ports(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with the port of clients settled, so that a restarted router has the same.
+
+    Raises:
+        TandemError: the port is in use, or the host is not this machine's.
+    """
+    router = config.router
+    return replace(config, router=replace(router, grpc_port=_free_port(router.host, router.grpc_port)))
+
+
+def _free_port(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last connections linger is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise TandemError(
+                    f"port {port} of {host} is in use, perhaps by another `tandem up`; choose another with --grpc-port"
+                ) from error
+            raise TandemError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        return int(probe.getsockname()[1])
+
+
+def run(args: argparse.Namespace) -> int:
+    config = choose_ports(check_model(cluster_config(args)))
+    from tandem.cli.foreground import run_in_foreground
+
+    return run_in_foreground(config)
+
+
+def _budget_bytes(gib: float) -> int:
+    if not 0 < gib < 2**20:
+        raise ConfigError(f"--memory-gib must be more than 0, not {gib}")
+    return int(gib * _GIB)
+
+
+def _given(config: T, **values: object) -> T:
+    """`config` with the values that are not None."""
+    changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _check_numbers(config: ClusterConfig) -> None:
+    worker, router = config.worker, config.router
+    for name, value, low, high in (
+        ("--prefill", config.prefill, 1, 1024),
+        ("--decode", config.decode, 1, 1024),
+        ("--grpc-port", router.grpc_port, 0, 65535),
+        ("--http-port", router.http_port, 0, 65535),
+        ("--max-context-tokens", worker.model.max_context_tokens, 0, 2**31 - 1),
+        ("cache.budget_bytes", worker.cache.budget_bytes, 0, 2**62),
+        ("--chunk-tokens", worker.prefill.chunk_tokens, 1, 2**20),
+        ("--block-size-tokens", worker.cache.block_size_tokens, 1, 2**16),
+    ):
+        if not low <= value <= high:
+            raise ConfigError(f"{name} must be from {low} to {high}, not {value}")
