@@ -1,0 +1,89 @@
+"""The answer of one request, over all its attempts: tokens, text, end, and what the client has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.detokenizer import IncrementalDetokenizer
+from tandem.request import FinishReason, StopRules
+from tandem.stopping import StopMatcher
+
+__all__ = ["Answer", "Delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What came since the client read last, in one piece: a slow client costs no more than its answer."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+class Answer:
+    """Fed with consecutive tokens; read by one consumer at its own pace.
+
+    It ends at the first of: a stop token (its text is not delivered), a stop string (nor is that), max_new_tokens, what the
+    worker calls the end.
+    The rules are checked here too, so that no worker can make an answer longer than was asked for.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer, stop_strings: Iterable[str], rules: StopRules) -> None:
+        self.generated: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(tuple(stop_strings))
+        self._rules = rules
+        self._unread_ids: list[int] = []
+        self._unread_text: list[str] = []
+        self._closed = False
+        self._news = asyncio.Event()
+
+    def accept(self, tokens: Iterable[int], finish_reason: FinishReason | None = None) -> None:
+        """Append tokens. finish_reason: the worker's, when the last of them ends the answer. After the end they are ignored."""
+        for token in tokens:
+            if self.finish_reason is not None:
+                return
+            self._append(token)
+        if self.finish_reason is None and finish_reason is not None:
+            self._end(finish_reason)
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing more will come, for whatever reason."""
+        self._closed = True
+        self._news.set()
+
+    async def read(self) -> Delta | None:
+        """Everything new, once there is any; None after the last. Only one reader."""
+        while not self._unread_ids and not self._unread_text:
+            if self._closed:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        delta = Delta(tuple(self._unread_ids), "".join(self._unread_text))
+        self._unread_ids.clear()
+        self._unread_text.clear()
+        return delta
+
+    def _append(self, token: int) -> None:
+        self.generated.append(token)
+        self._unread_ids.append(token)
+        if token not in self._rules.stop_token_ids:
+            self._say(self._detokenizer.push((token,)))
+        if self._matcher.stopped:
+            self.finish_reason = FinishReason.STOP
+        elif reason := self._rules.finish_reason(len(self.generated), token):
+            self._end(reason)
+
+    def _end(self, reason: FinishReason) -> None:
+        """Give back what was held, unless the unfinished character completes a stop string."""
+        self._say(self._detokenizer.flush())
+        self.finish_reason = FinishReason.STOP if self._matcher.stopped else reason
+        if rest := self._matcher.flush():
+            self._unread_text.append(rest)
+
+    def _say(self, text: str) -> None:
+        if text := self._matcher.push(text):
+            self._unread_text.append(text)

@@ -1,0 +1,125 @@
+"""One attempt to serve a request: a task for one prefill worker, then tokens from one decode worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from router.answer import Answer
+from router.assembly import TokenAssembler
+from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Ready, Tokens
+from router.worker import WorkerHandle
+from tandem.clock import Clock
+from tandem.errors import HandoffError
+from tandem.request import FinishReason, Request, Timings
+
+__all__ = ["Attempt", "AttemptEnded"]
+
+log = logging.getLogger(__name__)
+
+
+class AttemptEnded(HandoffError):
+    """A worker ended the attempt. When it is retryable the request is placed again, with the tokens so far."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(f"{failure.kind} at {failure.worker_id}: {failure.reason}")
+        self.failure = failure
+
+
+class Attempt:
+    """Both workers' events go through one queue. Tokens go to the answer by index, so it does not matter which worker's message
+    comes first. `start` and `stop` are a pair; `stop` is due on every path.
+
+    ready: the decode worker has verified the hand-off.
+    stall_s: the longest silence about this attempt after its first token, when a worker that lives must have dropped it.
+    """
+
+    def __init__(
+        self, request: Request, number: int, prefill: WorkerHandle, decode: WorkerHandle, answer: Answer, clock: Clock
+    ) -> None:
+        self.key = (request.request_id, number)
+        self.prefill_id = prefill.info.id
+        self.decode_id = decode.info.id
+        self.first_token_seen = False
+        self.ready = False
+        self.handoff_exposed_s = 0.0
+        self._request = request
+        self._prefill = prefill
+        self._decode = decode
+        self._answer = answer
+        self._clock = clock
+        self._assembler = TokenAssembler(len(request.generated))
+        self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
+        self._ended_by_worker = False
+
+    def start(self) -> None:
+        self._decode.subscribe(self.key, self._events.put_nowait)
+        self._prefill.subscribe(self.key, self._events.put_nowait)
+        self._prefill.submit(self._request, self.key[1], self.decode_id)
+
+    def stop(self) -> None:
+        """Hear no more. Unless a worker itself ended the answer, both are told at once to free what the attempt holds."""
+        self._prefill.unsubscribe(self.key)
+        self._decode.unsubscribe(self.key)
+        if not self._ended_by_worker:
+            self._prefill.cancel(self.key)
+            self._decode.cancel(self.key)
+
+    async def until_first_token(self, timings: Timings) -> None:
+        """
+        Raises:
+            AttemptEnded: a worker failed.
+        """
+        while not self.first_token_seen:
+            self._take(await self._events.get(), timings)
+
+    async def until_finished(self, timings: Timings, stall_s: float) -> FinishReason:
+        """
+        Raises:
+            AttemptEnded: a worker failed, or nothing came for too long.
+        """
+        while self._answer.finish_reason is None:
+            try:
+                async with asyncio.timeout(stall_s):
+                    event = await self._events.get()
+            except TimeoutError:
+                reason = f"no word for {stall_s:g} s after the first token"
+                raise AttemptEnded(Failed(self.decode_id, "Stalled", reason, retryable=True)) from None
+            self._take(event, timings)
+        return self._answer.finish_reason
+
+    def _take(self, event: AttemptEvent, timings: Timings) -> None:
+        now = self._clock.now()
+        match event:
+            case PrefillStarted():
+                timings.prefill_started = timings.prefill_started or now
+            case FirstToken():
+                self.first_token_seen = True
+                timings.prefill_started = timings.prefill_started or now - event.prefill_s
+                self._deliver(Tokens(event.index, (event.token,), event.finish_reason))
+                timings.first_token = timings.first_token or now
+            case Ready():
+                self.handoff_exposed_s = event.handoff_exposed_s
+                self._set_ready(timings, now)
+            case Tokens():
+                self._set_ready(timings, now)
+                self._deliver(event)
+            case Failed():
+                self._fail(event)
+
+    def _set_ready(self, timings: Timings, now: float) -> None:
+        self.ready = True
+        timings.handed_off = timings.handed_off or now
+        timings.decode_started = timings.decode_started or now
+
+    def _deliver(self, event: Tokens) -> None:
+        tokens = self._assembler.add(event.index, event.tokens, event.finish_reason)
+        self._ended_by_worker = self._ended_by_worker or self._assembler.finish_reason is not None
+        self._answer.accept(tokens, self._assembler.finish_reason)
+
+    def _fail(self, event: Failed) -> None:
+        """Once the hand-off is verified and the first token is here, the prefill worker's fate matters no more."""
+        if event.worker_id == self.prefill_id and self.ready and self.first_token_seen:
+            log.info("request %s: prefill worker %s ended after the hand-off: %s", self.key[0], event.worker_id, event.reason)
+            return
+        raise AttemptEnded(event)

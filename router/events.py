@@ -1,0 +1,56 @@
+"""What workers report about one attempt to serve a request, as the pipeline sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.request import FinishReason
+
+__all__ = ["AttemptEvent", "AttemptKey", "Failed", "FirstToken", "PrefillStarted", "Ready", "Tokens"]
+
+# Request id on the wire, and the number of the attempt from 1 on. Events of another attempt never reach this one.
+AttemptKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """index: of `token` in the answer. finish_reason: set when the token ends the answer, and no hand-off happens."""
+
+    index: int
+    token: int
+    finish_reason: FinishReason | None = None
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The decode worker has verified the hand-off. handoff_exposed_s: from prefill's last compute until then."""
+
+    handoff_exposed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """index: of the first of `tokens` in the answer."""
+
+    index: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt ended at this worker. kind: name of an error class of `tandem.errors`, or "WorkerLost"."""
+
+    worker_id: str
+    kind: str
+    reason: str
+    retryable: bool
+
+
+AttemptEvent = PrefillStarted | FirstToken | Ready | Tokens | Failed

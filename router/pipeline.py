@@ -1,0 +1,199 @@
+"""A request's way through the router: validate → admit → (place → prefill → decode) until it is served → finish.
+
+Knows nothing of gRPC or HTTP: a front door gives it a GenerateRequest and reads deltas and one outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from router.admission import PlacementQueue
+from router.answer import Answer, Delta
+from router.attempt import Attempt, AttemptEnded
+from router.events import Failed
+from router.job import Job, Outcome
+from router.model import ServedModel
+from router.placement import Need
+from router.retry import Retries
+from router.state import WorkerTable
+from router.validation import validate
+from tandem.clock import Clock
+from tandem.config import RouterConfig
+from tandem.errors import Unavailable
+from tandem.request import FinishReason, Phase, Timings
+from tandem.v1 import inference_pb2 as pb
+
+__all__ = ["Pipeline", "PipelineLimits"]
+
+log = logging.getLogger(__name__)
+
+# Texts longer than this are tokenised beside the event loop: shorter ones take less than the hop costs.
+_INLINE_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """Bounds that no client sets. wait_s: for a worker or for room, at each placement. stall_s: see `Attempt`."""
+
+    wait_s: float = 60.0
+    stall_s: float = 120.0
+
+
+class Pipeline:
+    """model: the served one, None before any worker is known. observe: called once with each job when it has ended."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        table: WorkerTable,
+        model: Callable[[], ServedModel | None],
+        clock: Clock,
+        limits: PipelineLimits | None = None,
+        observe: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._model = model
+        self._clock = clock
+        self._limits = limits or PipelineLimits()
+        self._observe = observe
+        self._queue = PlacementQueue(table, config.max_queue, self._limits.wait_s)
+        self._jobs: dict[int, Job] = {}
+
+    @property
+    def num_by_phase(self) -> Counter[str]:
+        """Requests that this router holds now."""
+        return Counter(job.phase.value for job in self._jobs.values())
+
+    async def generate(
+        self, message: pb.GenerateRequest, request_id: str, deadline_s: float | None = None
+    ) -> AsyncGenerator[Delta | Outcome, None]:
+        """Deltas as they come, then one outcome. Closing the generator, or cancelling its reader, frees the workers at once.
+
+        deadline_s: seconds from now.
+
+        Raises:
+            RequestError: see `tandem.errors`. TimeoutError: the deadline passed.
+        """
+        until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        retries = Retries(self._config.max_attempts, self._limits.wait_s)
+        job = Job(message, request_id, Timings(received=self._clock.now()), retries)
+        self._jobs[id(job)] = job
+        try:
+            async with asyncio.timeout_at(until):
+                await self._validate(job)
+            self._admit(job)
+            async with contextlib.aclosing(self._stream(job, until)) as stream:
+                async for item in stream:
+                    yield item
+        except BaseException as error:
+            gone = isinstance(error, asyncio.CancelledError | GeneratorExit)
+            job.phase = Phase.CANCELLED if gone else Phase.FAILED
+            raise
+        finally:
+            del self._jobs[id(job)]
+            job.timings.finished = job.timings.finished or self._clock.now()
+            self._observe(job)
+
+    async def _stream(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
+        """Serving goes on in a task of its own, so that a client that does not read delays nobody but itself."""
+        serving = asyncio.create_task(self._serve(job, until), name=f"request {job.request_id}")
+        serving.add_done_callback(lambda _: job.answer.close())
+        try:
+            while (delta := await job.answer.read()) is not None:
+                yield delta
+            yield await serving
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            if not serving.cancelled():
+                serving.exception()  # seen: it was raised above, or nobody listens any more
+
+    async def _serve(self, job: Job, until: float | None) -> Outcome:
+        async with asyncio.timeout_at(until):
+            while True:
+                attempt = None
+                try:
+                    attempt = await self._place(job)
+                    await self._prefill(job, attempt)
+                    reason = await self._decode(job, attempt)
+                    return self._finish(job, attempt, reason)
+                except AttemptEnded as ended:
+                    failure = ended.failure
+                finally:
+                    # Whatever ended the attempt, nothing of it remains: not at the workers, not in the table.
+                    if attempt is not None:
+                        attempt.stop()
+                    self._table.release(job.key)
+                log.warning("request %s, attempt %d: %s: %s", job.request_id, job.number, failure.worker_id, failure.reason)
+                await asyncio.sleep(job.retries.after(failure, attempt.decode_id if attempt else failure.worker_id))
+
+    # ---- the steps ----
+
+    async def _validate(self, job: Job) -> None:
+        model = self._model()
+        if model is None:
+            raise Unavailable("no worker has reported its model yet; try again once the cluster is ready")
+        # Ids of clients may repeat; between processes they may not.
+        wire_id = f"{job.request_id}.{secrets.token_hex(4)}"
+        default = self._config.max_new_tokens_default
+        check = partial(validate, job.message, wire_id, model, default, draw_seed=partial(secrets.randbits, 64))
+        valid = await asyncio.to_thread(check) if _num_chars(job.message) > _INLINE_CHARS else check()
+        job.request = valid.request
+        job.answer = Answer(model.tokenizer.detokenizer(), valid.stop_strings, valid.request.stop)
+
+    def _admit(self, job: Job) -> None:
+        job.ticket = self._queue.admit(job.request.service_class)
+        job.timings.queued = self._clock.now()
+
+    async def _place(self, job: Job) -> Attempt:
+        job.number += 1
+        job.timings.attempts = job.number
+        job.phase = Phase.QUEUED
+        request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
+        need = Need(request.request_id, request.max_total_tokens)
+        tried = frozenset(job.retries.tried)
+        placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
+        prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
+        if prefill is None or decode is None:
+            gone = placed.prefill_id if prefill is None else placed.decode_id
+            raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
+        return Attempt(request, job.number, prefill, decode, job.answer, self._clock)
+
+    async def _prefill(self, job: Job, attempt: Attempt) -> None:
+        job.phase = Phase.PREFILLING
+        attempt.start()
+        await attempt.until_first_token(job.timings)
+        self._table.prefill_done(job.key)
+
+    async def _decode(self, job: Job, attempt: Attempt) -> FinishReason:
+        if job.answer.finish_reason is None:
+            job.phase = Phase.DECODING
+        return await attempt.until_finished(job.timings, self._limits.stall_s)
+
+    def _finish(self, job: Job, attempt: Attempt, reason: FinishReason) -> Outcome:
+        job.phase = Phase.FINISHED
+        job.timings.finished = self._clock.now()
+        return Outcome(
+            request_id=job.request_id,
+            finish_reason=reason,
+            prompt_tokens=len(job.request.prompt),
+            completion_tokens=len(job.answer.generated),
+            prefill_worker=attempt.prefill_id,
+            decode_worker=attempt.decode_id if attempt.ready else "",
+            attempts=job.number,
+            timings=job.timings,
+            handoff_exposed_s=attempt.handoff_exposed_s,
+        )
+
+
+def _num_chars(message: pb.GenerateRequest) -> int:
+    return len(message.text) + sum(len(part.content) for part in message.chat.messages)

@@ -1,0 +1,115 @@
+"""Which two workers serve a request: a pure decision over a snapshot.
+
+Prefill: the fewest prompt tokens that wait. Decode: the most headroom, the smaller of the free shares of KV blocks and of state
+slots, since a full state pool refuses work however many blocks are free. Ties are broken by a hash of request and worker, so
+equal workers share the load and the same request finds the same worker.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Set
+from dataclasses import dataclass
+
+__all__ = ["Decision", "Need", "NeverFits", "NoRoomNow", "NoWorker", "Placement", "Snapshot", "WorkerView", "place"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker at one moment. What this router has assigned and the worker has not yet reported is counted in.
+
+    ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed.
+    """
+
+    id: str
+    ready: bool = True
+    queue_tokens: int = 0
+    running: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    state_slots_used: int = 0
+    state_slots_total: int = 0
+    block_size_tokens: int = 1
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size_tokens)
+
+    def can_ever_hold(self, tokens: int) -> bool:
+        return self.blocks(tokens) <= self.kv_blocks_total and self.state_slots_total > 0
+
+    def can_hold(self, tokens: int) -> bool:
+        free_blocks = self.kv_blocks_total - self.kv_blocks_used
+        return self.blocks(tokens) <= free_blocks and self.state_slots_used < self.state_slots_total
+
+    @property
+    def headroom(self) -> float:
+        """0 (full) … 1 (empty)."""
+        used = max(self.kv_blocks_used / max(1, self.kv_blocks_total), self.state_slots_used / max(1, self.state_slots_total))
+        return max(0.0, 1.0 - used)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    prefill: tuple[WorkerView, ...] = ()
+    decode: tuple[WorkerView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request asks of its workers. max_total_tokens: positions that the sequence can reach."""
+
+    request_id: str
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    prefill_id: str
+    decode_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoWorker:
+    """A pool has no ready worker: wait for one to come."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoomNow:
+    """Ready workers exist, all of them too full: wait for one of their requests to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeverFits:
+    """No worker, however empty, can hold the request: refuse it."""
+
+    reason: str
+
+
+Decision = Placement | NoWorker | NoRoomNow | NeverFits
+
+
+def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> Decision:
+    """Two workers for `need`, or why there are none. Workers in `exclude` are taken only when no other will do."""
+    tokens = need.max_total_tokens
+    if snapshot.decode and not any(worker.can_ever_hold(tokens) for worker in snapshot.decode):
+        most = max(w.kv_blocks_total * w.block_size_tokens if w.state_slots_total else 0 for w in snapshot.decode)
+        return NeverFits(f"the sequence can reach {tokens} tokens, and no decode worker can hold more than {most}")
+    prefill = [worker for worker in snapshot.prefill if worker.ready]
+    decode = [worker for worker in snapshot.decode if worker.ready]
+    if not prefill or not decode:
+        missing = " and ".join(name for name, pool in (("prefill", prefill), ("decode", decode)) if not pool)
+        return NoWorker(f"no {missing} worker is ready")
+    roomy = [worker for worker in decode if worker.can_hold(tokens)]
+    if not roomy:
+        return NoRoomNow(f"no decode worker has room for {tokens} tokens now")
+
+    def tie(worker: WorkerView) -> int:
+        return zlib.crc32(f"{need.request_id}/{worker.id}".encode())
+
+    chosen_prefill = min(prefill, key=lambda w: (w.id in exclude, w.queue_tokens, w.running, tie(w)))
+    chosen_decode = min(roomy, key=lambda w: (w.id in exclude, -w.headroom, tie(w)))
+    return Placement(chosen_prefill.id, chosen_decode.id)

@@ -1,0 +1,70 @@
+"""Whether a request is placed again after an attempt failed, where not, and when. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.admission import RETRY_AFTER_S
+from router.events import Failed
+from tandem.errors import HandoffRefused, InvalidRequest, LeaseLost, NoRoom, Overloaded, TransferFailed, Unavailable
+
+__all__ = ["Retries", "final_error"]
+
+# Failures that either of two workers may be at fault for, whichever reports them; for lack of room it is the decode worker.
+_ABOUT_DECODE = frozenset(kind.__name__ for kind in (HandoffRefused, LeaseLost, NoRoom, TransferFailed))
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(slots=True)
+class Retries:
+    """Of one request. max_attempts: failed attempts that end it. wait_s: pauses for lack of room that end it, added up.
+
+    tried: workers to avoid while there are others.
+    """
+
+    max_attempts: int
+    wait_s: float
+    tried: set[str] = field(default_factory=set)
+    _failures: int = 0
+    _no_rooms: int = 0
+    _paused_s: float = 0.0
+
+    def after(self, failure: Failed, decode_id: str) -> float:
+        """Seconds to pause before the request is placed again.
+
+        A worker's refusal for lack of room only says that our view of its load was old. It counts as no failed attempt,
+        but pauses grow, so that it does not become a busy loop.
+
+        Raises:
+            RequestError: the failure is final, or there were too many. RuntimeError: it is final and should not exist.
+        """
+        if not failure.retryable:
+            raise final_error(failure)
+        if failure.kind in _ABOUT_DECODE:
+            self.tried.add(decode_id)
+        if failure.kind == NoRoom.__name__:
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._no_rooms, 10))
+            self._no_rooms += 1
+            self._paused_s += pause_s
+            if self._paused_s > self.wait_s:
+                raise Overloaded(f"{failure.reason}; try again later", RETRY_AFTER_S)
+            return pause_s
+        self.tried.add(failure.worker_id)
+        self._failures += 1
+        if self._failures >= self.max_attempts:
+            last = f"{failure.kind} at {failure.worker_id}: {failure.reason}"
+            raise Unavailable(f"{self._failures} attempts failed, the last with {last}")
+        return 0.0
+
+
+def final_error(failure: Failed) -> Exception:
+    """The client's answer to a failure that no other worker would spare it."""
+    if failure.kind == InvalidRequest.__name__:
+        name, _, reason = failure.reason.partition(": ")
+        return InvalidRequest(name, reason)
+    if failure.kind == Overloaded.__name__:
+        return Overloaded(failure.reason, RETRY_AFTER_S)
+    if failure.kind == Unavailable.__name__:
+        return Unavailable(failure.reason)
+    return RuntimeError(f"{failure.kind} at {failure.worker_id}: {failure.reason}")

@@ -1,0 +1,121 @@
+"""The router's side of a worker: the seam between the request pipeline and the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.events import AttemptEvent, AttemptKey, Failed
+from router.model import ModelInfo
+from tandem.request import Request
+
+__all__ = ["DECODE", "PREFILL", "Sink", "Subscriptions", "WorkerHandle", "WorkerInfo", "WorkerLoad"]
+
+PREFILL = "prefill"
+DECODE = "decode"
+
+Sink = Callable[[AttemptEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker's description of itself. id: never reused. role: PREFILL or DECODE."""
+
+    id: str
+    role: str
+    address: str
+    model: ModelInfo
+    pid: int = 0
+    node: str = ""
+    transport: str = ""
+    kv_blocks_total: int = 0
+    state_slots_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers."""
+
+    queue: int = 0
+    queue_tokens: int = 0
+    running: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    state_slots_used: int = 0
+    state_slots_total: int = 0
+    leases: Mapping[str, int] = field(default_factory=dict)
+    step_s: float = 0.0
+
+
+class WorkerHandle(Protocol):
+    """One connected worker. No method waits: commands are queued, events go to the sinks on the event loop.
+
+    A worker that is lost gives `Failed` (retryable) to every subscription, and at once to one made later.
+    """
+
+    @property
+    def info(self) -> WorkerInfo: ...
+
+    @property
+    def load(self) -> WorkerLoad | None:
+        """Newest report; None while the worker is not connected or has not yet spoken."""
+        ...
+
+    def subscribe(self, key: AttemptKey, sink: Sink) -> None: ...
+
+    def unsubscribe(self, key: AttemptKey) -> None:
+        """No event of `key` reaches its sink after this."""
+        ...
+
+    def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
+        """Give a prefill worker its task."""
+        ...
+
+    def cancel(self, key: AttemptKey) -> None:
+        """The worker frees what the attempt holds; one it does not know is no error."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Subscriptions:
+    """Who wants the events of which attempt, at one worker."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._sinks: dict[AttemptKey, Sink] = {}
+        self._lost: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def add(self, key: AttemptKey, sink: Sink) -> None:
+        if self._lost is not None:
+            sink(self._failure(self._lost))
+            return
+        self._sinks[key] = sink
+
+    def remove(self, key: AttemptKey) -> None:
+        self._sinks.pop(key, None)
+
+    def deliver(self, key: AttemptKey, event: AttemptEvent) -> bool:
+        """False: nobody waits for this attempt any more."""
+        sink = self._sinks.get(key)
+        if sink is None:
+            return False
+        sink(event)
+        return True
+
+    def lose(self, reason: str) -> None:
+        """Fail every attempt here, and those that come before `restore`."""
+        self._lost = reason
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(self._failure(reason))
+
+    def restore(self) -> None:
+        self._lost = None
+
+    def _failure(self, reason: str) -> Failed:
+        return Failed(self._worker_id, "WorkerLost", reason, retryable=True)

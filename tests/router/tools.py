@@ -1,0 +1,94 @@
+"""What the router's tests share: a model of bytes, and a pipeline on fake workers."""
+
+from collections.abc import Sequence
+
+from router.answer import Delta
+from router.fake_workers import FakeCluster, Script
+from router.job import Job, Outcome
+from router.model import ModelInfo, ServedModel
+from router.pipeline import Pipeline, PipelineLimits
+from tandem.clock import MonotonicClock
+from tandem.config import RouterConfig
+from tandem.detokenizer import BytePieces, IncrementalDetokenizer
+from tandem.errors import InvalidRequest
+from tandem.v1 import inference_pb2 as pb
+
+EOS = 0
+MODEL = ModelInfo("bytes", "f1", max_context_tokens=512, block_size_tokens=16, vocab_size=256)
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8; token 0 ends an answer."""
+
+    eos_ids = frozenset({EOS})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        if any(role == "tool" for role, _ in messages):
+            raise InvalidRequest("chat", "no tools")
+        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(BytePieces([b"", *(bytes([i]) for i in range(1, 256))]))
+
+
+SERVED = ServedModel(MODEL, ByteTokenizer())
+
+
+class Bench:
+    """A pipeline on a fake cluster; ended: the jobs that it observed."""
+
+    def __init__(
+        self,
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        script: Script | None = None,
+        config: RouterConfig | None = None,
+        limits: PipelineLimits | None = None,
+        slots: int = 8,
+    ) -> None:
+        self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
+        self.ended: list[Job] = []
+        self.pipeline = Pipeline(
+            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), limits, self.ended.append
+        )
+
+    async def ask(self, message: pb.GenerateRequest, deadline_s: float | None = None) -> tuple[list[int], str, Outcome]:
+        return await collect(self.pipeline, message, deadline_s)
+
+    def assert_nothing_is_left(self) -> None:
+        assert not self.cluster.num_running
+        assert not self.pipeline.num_by_phase
+        for handle in self.cluster.by_id.values():
+            assert not len(handle.subscriptions)
+        for entry in self.cluster.table.entries:
+            assert not entry.assigned_blocks
+            assert not entry.assigned_tokens
+
+
+async def collect(
+    pipeline: Pipeline, message: pb.GenerateRequest, deadline_s: float | None = None
+) -> tuple[list[int], str, Outcome]:
+    tokens: list[int] = []
+    text = ""
+    outcome = None
+    async for item in pipeline.generate(message, "test", deadline_s):
+        if isinstance(item, Delta):
+            tokens += item.token_ids
+            text += item.text
+        else:
+            outcome = item
+    assert outcome is not None
+    return tokens, text, outcome
+
+
+def says(text: str) -> Script:
+    """Every answer is this text, then the end token."""
+    data = text.encode()
+    return Script(answer=lambda request, index: data[index] if index < len(data) else EOS)
+
+
+def prompt(text: str = "hello", **fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=text, **fields)  # type: ignore[arg-type]
