@@ -6,6 +6,7 @@ Proxies of the environment are ignored, since tandem's processes talk to each ot
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,12 +57,20 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        _try_port(host, port)
         bound: int = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise ConfigError(f"cannot listen on {address}: the port is in use or the host is not this machine's; choose another")
+    except (OSError, OverflowError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "the port is in use or the host is not this machine's"
+        raise ConfigError(f"cannot listen on {address}: {reason}; choose another") from error
     return bound
+
+
+def _try_port(host: str, port: int) -> None:
+    """Ask the system first: it gives a reason, where gRPC only writes to stderr. Raises OSError, OverflowError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def create_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:

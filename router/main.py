@@ -1,0 +1,109 @@
+"""The router's process: start, serve, stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+
+from router.fleet import Fleet
+from router.handles import GrpcWorkerHandle
+from router.membership import follow
+from router.pipeline import Pipeline
+from router.server import HealthReporter, InferenceService, OperationsService, build_server
+from router.state import WorkerTable
+from router.worker import WorkerInfo
+from tandem.clock import MonotonicClock
+from tandem.config import RouterConfig
+from tandem.rpc import bind
+from tandem.tokenizer import Tokenizer
+
+__all__ = ["run_router", "serve"]
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 10.0
+
+
+async def serve(config: RouterConfig, controller_address: str, on_ready: Callable[[int], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then finish the streams that run, for a bounded time. A second signal ends at once.
+
+    on_ready: called with the port once clients can connect (whether workers are there is another matter; see health).
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    router_id = f"router-{uuid.uuid4().hex[:12]}"
+    table = WorkerTable()
+
+    def connect(info: WorkerInfo) -> GrpcWorkerHandle:
+        return GrpcWorkerHandle(info, router_id, table.changed)
+
+    fleet = Fleet(table, connect, Tokenizer.load)
+    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
+    reporter = HealthReporter(table)
+    await reporter.start()
+    server = build_server(
+        InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table), reporter, config.max_message_bytes
+    )
+    port = bind(server, config.host, config.grpc_port)
+    with _signals() as (stop, hurry):
+        await server.start()
+        following = asyncio.create_task(follow(controller_address, router_id, fleet), name="membership")
+        on_ready(port)
+        try:
+            await _first(stop.wait(), following)
+            await reporter.stop()
+            log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
+            await _first(server.stop(_GRACE_S), hurry.wait())
+        finally:
+            following.cancel()
+            await server.stop(None)
+            await asyncio.wait([following])
+            await fleet.close()
+
+
+def run_router(config: RouterConfig, controller_address: str) -> int:
+    """Blocks until the router has stopped; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def announce(port: int) -> None:
+        sys.stdout.write(f"router listening on {config.host}:{port}\n")
+        sys.stdout.flush()
+
+    asyncio.run(serve(config, controller_address, announce))
+    return 0
+
+
+async def _first(*things: object) -> None:
+    """Wait for the first to end; what it raised is raised. Those made here are cancelled."""
+    tasks = [asyncio.ensure_future(thing) for thing in things]  # type: ignore[call-overload]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Set by the first and by the second signal."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop, hurry
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,223 @@
+"""The gRPC front door: Inference, Operations, health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from router.answer import Delta
+from router.fleet import Fleet
+from router.job import Outcome
+from router.pipeline import Pipeline
+from router.state import WorkerTable
+from router.status import status_of
+from router.validation import validate_request_id
+from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unavailable
+from tandem.rpc import create_server
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import operations_pb2 as operations
+from tandem.v1 import operations_pb2_grpc as operations_grpc
+
+__all__ = ["REQUEST_ID_HEADER", "RETRY_AFTER_HEADER", "HealthReporter", "InferenceService", "OperationsService", "build_server"]
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "x-request-id"
+RETRY_AFTER_HEADER = "retry-after-ms"
+INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+OPERATIONS = operations.DESCRIPTOR.services_by_name["Operations"].full_name
+
+_STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (Cancelled, grpc.StatusCode.CANCELLED),
+    (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Bytes that are no GenerateRequest, invalid UTF-8 among them."""
+
+    reason: str
+
+
+class InferenceService:
+    def __init__(self, pipeline: Pipeline, fleet: Fleet) -> None:
+        self._pipeline = pipeline
+        self._fleet = fleet
+
+    async def Generate(self, request: pb.GenerateRequest | _Malformed, context: grpc.aio.ServicerContext) -> None:
+        request_id = _request_id(context)
+        try:
+            validate_request_id(request_id)
+            await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+            if isinstance(request, _Malformed):
+                raise InvalidRequest("request", request.reason)
+            await self._answer(request, request_id, context)
+            return
+        except (RequestError, TimeoutError) as error:
+            code = next(code for kind, code in _STATUS if isinstance(error, kind))
+            details, trailers = str(error) or "the deadline passed", _retry_after(error)
+        except Exception:
+            if context.done():
+                return  # the client left while we wrote to it
+            log.exception("request %s ended by a bug", request_id)
+            code, trailers = grpc.StatusCode.INTERNAL, ()
+            details = f"internal error; the router's log has it under request {request_id}"
+        await context.abort(code, details, ((REQUEST_ID_HEADER, _printable(request_id)), *trailers))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext) -> pb.ListModelsResponse:
+        if self._fleet.model is None:
+            return pb.ListModelsResponse()
+        info = self._fleet.model.info
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(
+                    name=info.name,
+                    fingerprint=info.fingerprint,
+                    max_context_tokens=info.max_context_tokens,
+                    vocab_size=info.vocab_size,
+                )
+            ]
+        )
+
+    async def _answer(self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext) -> None:
+        """`write` waits for the client; what comes meanwhile is one message afterwards."""
+        stream = self._pipeline.generate(request, request_id, context.time_remaining())
+        async with contextlib.aclosing(stream):
+            async for item in stream:
+                message = _delta(item) if isinstance(item, Delta) else pb.GenerateResponse(finished=_finished(item))
+                await context.write(message)
+
+
+class OperationsService(operations_grpc.OperationsServicer):
+    def __init__(self, pipeline: Pipeline, fleet: Fleet, table: WorkerTable) -> None:
+        self._pipeline = pipeline
+        self._fleet = fleet
+        self._table = table
+
+    async def GetStatus(self, request: operations.GetStatusRequest, context: grpc.aio.ServicerContext) -> operations.Status:
+        return status_of(self._fleet, self._table, self._pipeline.num_by_phase)
+
+
+class HealthReporter:
+    """SERVING while a ready worker of each pool is connected. After `stop` it stays NOT_SERVING."""
+
+    def __init__(self, table: WorkerTable) -> None:
+        self.servicer = health.aio.HealthServicer()
+        self._table = table
+        self._stopped = False
+        self._shown: bool | None = None
+        self._updates: set[asyncio.Task[None]] = set()
+        table.listen(self._update)
+
+    async def start(self) -> None:
+        await self._show(self._table.can_serve)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await self._show(False)
+
+    def _update(self) -> None:
+        serving = self._table.can_serve and not self._stopped
+        if serving != self._shown:
+            update = asyncio.ensure_future(self._show(serving))
+            self._updates.add(update)
+            update.add_done_callback(self._updates.discard)
+
+    async def _show(self, serving: bool) -> None:
+        self._shown = serving
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", INFERENCE, OPERATIONS):
+            await self.servicer.set(service, status)
+
+
+def build_server(
+    inference: InferenceService, operations_service: OperationsService, reporter: HealthReporter, max_message_bytes: int
+) -> grpc.aio.Server:
+    """All services on one server, without a port yet."""
+    server = create_server(max_message_bytes)
+    # By hand: the generated code would answer bytes that do not parse with UNKNOWN.
+    methods = {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            inference.Generate, request_deserializer=_parse, response_serializer=pb.GenerateResponse.SerializeToString
+        ),
+        "ListModels": grpc.unary_unary_rpc_method_handler(
+            inference.ListModels,
+            request_deserializer=pb.ListModelsRequest.FromString,
+            response_serializer=pb.ListModelsResponse.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE, methods),))
+    operations_grpc.add_OperationsServicer_to_server(operations_service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(reporter.servicer, server)
+    names = (INFERENCE, OPERATIONS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _parse(data: bytes) -> pb.GenerateRequest | _Malformed:
+    try:
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError as error:
+        return _Malformed(f"cannot be parsed; text must be valid UTF-8 ({error})")
+
+
+def _request_id(context: grpc.aio.ServicerContext) -> str:
+    """The client's own, else a new one."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_HEADER:
+            return str(value)
+    return uuid.uuid4().hex
+
+
+def _printable(request_id: str) -> str:
+    return "".join(character for character in request_id[:128] if " " <= character <= "~")
+
+
+def _retry_after(error: BaseException) -> tuple[tuple[str, str], ...]:
+    return ((RETRY_AFTER_HEADER, str(round(error.retry_after_s * 1000))),) if isinstance(error, Overloaded) else ()
+
+
+def _delta(delta: Delta) -> pb.GenerateResponse:
+    return pb.GenerateResponse(token_ids=delta.token_ids, text=delta.text)
+
+
+def _finished(outcome: Outcome) -> pb.Finished:
+    return pb.Finished(
+        finish_reason=outcome.finish_reason.value,
+        usage=pb.Usage(
+            prompt_tokens=outcome.prompt_tokens,
+            completion_tokens=outcome.completion_tokens,
+            cached_tokens=outcome.cached_tokens,
+        ),
+        timings=_timings(outcome),
+        prefill_worker=outcome.prefill_worker,
+        decode_worker=outcome.decode_worker,
+        request_id=outcome.request_id,
+        attempts=outcome.attempts,
+    )
+
+
+def _timings(outcome: Outcome) -> pb.RequestTimings:
+    moments = outcome.timings
+    decoded = moments.decode_started > 0
+    return pb.RequestTimings(
+        queue=moments.prefill_started - moments.received,
+        prefill=moments.first_token - moments.prefill_started,
+        handoff_exposed=outcome.handoff_exposed_s,
+        ttft=moments.first_token - moments.received,
+        decode=moments.finished - moments.decode_started if decoded else 0.0,
+        total=moments.finished - moments.received,
+    )

@@ -1,0 +1,60 @@
+"""What `Operations.GetStatus` answers: this router's view of pools, workers, leases and its own requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from router.fleet import Fleet
+from router.state import WorkerEntry, WorkerTable
+from router.worker import DECODE, PREFILL, WorkerInfo, WorkerLoad
+from tandem.v1 import operations_pb2 as pb
+
+__all__ = ["status_of"]
+
+
+def status_of(fleet: Fleet, table: WorkerTable, num_by_phase: Mapping[str, int]) -> pb.Status:
+    leases: Counter[str] = Counter()
+    for entry in table.entries:
+        if entry.handle.load is not None:
+            leases.update(entry.handle.load.leases)
+    model = fleet.model.info if fleet.model else None
+    return pb.Status(
+        model_name=model.name if model else "",
+        model_fingerprint=model.fingerprint if model else "",
+        workers=sorted(
+            (*map(_entry, table.entries), *map(_refused, fleet.refused.values())), key=lambda w: (w.role != PREFILL, w.id)
+        ),
+        leases=leases,
+        requests=num_by_phase,
+        pools={role: _pool(fleet, table, role) for role in (PREFILL, DECODE)},
+    )
+
+
+def _pool(fleet: Fleet, table: WorkerTable, role: str) -> pb.PoolSize:
+    wish = fleet.pools.get(role)
+    return pb.PoolSize(wanted=wish.wanted if wish else 0, ready=table.num_ready(role), reason=wish.reason if wish else "")
+
+
+def _entry(entry: WorkerEntry) -> pb.WorkerStatus:
+    return _worker(entry.handle.info, entry.state, entry.handle.load or WorkerLoad())
+
+
+def _refused(info: WorkerInfo) -> pb.WorkerStatus:
+    return _worker(info, "refused", WorkerLoad())
+
+
+def _worker(info: WorkerInfo, state: str, load: WorkerLoad) -> pb.WorkerStatus:
+    return pb.WorkerStatus(
+        id=info.id,
+        role=info.role,
+        state=state,
+        pid=info.pid,
+        node=info.node,
+        address=info.address,
+        transport=info.transport,
+        queue=load.queue,
+        running=load.running,
+        kv_blocks=pb.UsedOfTotal(used=load.kv_blocks_used, total=load.kv_blocks_total or info.kv_blocks_total),
+        state_slots=pb.UsedOfTotal(used=load.state_slots_used, total=load.state_slots_total or info.state_slots_total),
+    )
