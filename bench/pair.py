@@ -148,19 +148,18 @@ def _serve(role: str, config_json: str, parent: Connection) -> None:
 
 
 async def _serve_async(role: str, config: WorkerConfig, parent: Connection) -> None:
-    from transfer.nixl_agent import make_agent
-
     from decode_worker.host import DecodeHost
     from prefill_worker.host import PrefillHost
+    from transfer.nixl_agent import NixlAgent
 
     worker_id = f"{role}-{os.getpid()}"
     if role == "decode":
-        decode = await DecodeHost.start(worker_id, config, make_agent)
+        decode = await DecodeHost.start(worker_id, config, NixlAgent)
         parent.send_bytes(decode.worker.description.SerializeToString())
         await asyncio.to_thread(_until_closed, parent)
         await decode.stop()
         return
-    prefill = await PrefillHost.start(worker_id, config, make_agent)
+    prefill = await PrefillHost.start(worker_id, config, NixlAgent)
     parent.send_bytes(prefill.worker.description.SerializeToString())
     peer = pb.WorkerDescription.FromString(await asyncio.to_thread(parent.recv_bytes))
     refused = await prefill.worker.connect([peer])

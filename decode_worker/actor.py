@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import ray
-from transfer.nixl_agent import make_agent
 
 from decode_worker.host import DecodeHost
 from tandem.config import WorkerConfig, load
 from tandem.worker_process import prepare_process
+from transfer.nixl_agent import NixlAgent
 
 __all__ = ["DecodeWorkerActor"]
 
@@ -30,7 +30,7 @@ class DecodeWorkerActor:
 
     async def start(self) -> bytes:
         """Load the weights and serve. Returns a serialised WorkerDescription."""
-        self._host = await DecodeHost.start(self._worker_id, self._config, make_agent, self._on_progress)
+        self._host = await DecodeHost.start(self._worker_id, self._config, NixlAgent, self._on_progress)
         return self._host.worker.description.SerializeToString()
 
     async def progress(self) -> tuple[int, int]:

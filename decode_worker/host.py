@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 import grpc.aio
-from transfer.agent import TransferAgent
 
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
-from tandem.config import WorkerConfig
+from tandem.config import TransferConfig, WorkerConfig
 from tandem.engine import Engine
 from tandem.rpc import bind, create_server
 from tandem.v1 import worker_pb2_grpc as pb_grpc
+from transfer.agent import TransferAgent
 
 __all__ = ["DecodeHost"]
 
@@ -30,7 +30,7 @@ class DecodeHost:
         cls,
         worker_id: str,
         config: WorkerConfig,
-        make_agent: Callable[[str, WorkerConfig], TransferAgent],
+        make_agent: Callable[[str, TransferConfig], TransferAgent],
         progress: Callable[[int, int], None] | None = None,
     ) -> DecodeHost:
         """Load, listen, serve.
@@ -39,9 +39,9 @@ class DecodeHost:
             ConfigError: the checkpoint, the memory budget or the port cannot be used.
         """
         engine = await asyncio.to_thread(Engine.build, config, progress)
-        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, config))
+        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, config.transfer))
         server = create_server()
-        pb_grpc.add_DecodeWorkerServicer_to_server(DecodeService(worker), server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_DecodeWorkerServicer_to_server(DecodeService(worker), server)
         port = bind(server, config.host, 0)
         worker.start(f"{config.host}:{port}")
         await server.start()

@@ -56,7 +56,6 @@ class DecodeLoop:
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._receive(wait_s)
-        self._expire()
         self._join()
         if self._running:
             self._step()
@@ -98,12 +97,6 @@ class DecodeLoop:
         ids = {lease.id for lease in unwanted}
         self._verified = deque(v for v in self._verified if v.lease.id not in ids)
         self._running = [s for s in self._running if s.lease.id not in ids]
-
-    def _expire(self) -> None:
-        for lease in self._leases.expire(self._clock.now()):
-            self._report.failed(
-                lease, LeaseLost(f"the hand-off of lease {lease.id} did not arrive in {self._config.lease_ttl_s} s")
-            )
 
     # ---- decide and act ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -14,8 +14,6 @@ from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 
 __all__ = ["DecodeService"]
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 _STATUS: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -32,22 +30,22 @@ class DecodeService(pb_grpc.DecodeWorkerServicer):
     def __init__(self, worker: DecodeWorker) -> None:
         self._worker = worker
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.WorkerDescription:
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.WorkerDescription:
         return self._worker.description
 
-    async def Pair(self, request: pb.PairRequest, context: Context) -> pb.PairReply:
+    async def Pair(self, request: pb.PairRequest, context: grpc.aio.ServicerContext) -> pb.PairReply:
         try:
             return self._worker.pair(request)
         except TandemError as error:
             await _abort(context, error)
 
-    async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveReply:
+    async def Reserve(self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext) -> pb.ReserveReply:
         try:
             return self._worker.reserve(request)
         except TandemError as error:
             await _abort(context, error)
 
-    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+    async def Release(self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.ReleaseReply:
         try:
             self._worker.writer_quiet(request)
         except TandemError as error:
@@ -55,7 +53,7 @@ class DecodeService(pb_grpc.DecodeWorkerServicer):
         return pb.ReleaseReply()
 
     async def Session(
-        self, request_iterator: AsyncIterator[pb.DecodeCommand], context: Context
+        self, request_iterator: AsyncIterator[pb.DecodeCommand], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.DecodeEvents]:
         try:
             async for events in self._worker.session(request_iterator):
@@ -64,6 +62,7 @@ class DecodeService(pb_grpc.DecodeWorkerServicer):
             await _abort(context, error)
 
 
-async def _abort(context: Context, error: TandemError) -> Any:
+async def _abort(context: grpc.aio.ServicerContext, error: TandemError) -> NoReturn:
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
     await context.abort(status, str(error))
+    raise AssertionError("abort does not return")

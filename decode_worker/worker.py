@@ -7,9 +7,6 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 
-from transfer.agent import TransferAgent
-from transfer.receiver import Receiver
-
 from decode_worker.inbox import CancelSequence, RouterGone, Stop
 from decode_worker.loop import DecodeLoop
 from decode_worker.report import Reporter
@@ -18,13 +15,15 @@ from tandem.clock import MonotonicClock
 from tandem.config import WorkerConfig
 from tandem.description import check_same_model, describe
 from tandem.engine import Engine
-from tandem.errors import HandoffError, HandoffRefused, PeerRefused
+from tandem.errors import HandoffError, HandoffRefused
 from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import request_from_wire
-from transfer.layout import CacheLayout
+from transfer.agent import TransferAgent
+from transfer.layout import CacheLayout, group_tensors
 from transfer.lease import Lease, LeaseTable
+from transfer.receiver import ReaderIdentity, Receiver
 from transfer.record import HandoffRecord
 
 __all__ = ["DecodeWorker"]
@@ -42,6 +41,7 @@ class DecodeWorker:
         self._agent = agent
         self._ttl_s = config.decode.lease_ttl_s
         self._layout = CacheLayout.of(engine.memory)
+        agent.register(group_tensors(engine.memory), self._layout)
         self._hub: SessionHub[pb.DecodeEvents] = SessionHub(pb.DecodeEvents)
         self._report = Reporter(self._hub)
         clock = MonotonicClock()
@@ -59,8 +59,7 @@ class DecodeWorker:
             memory=engine.memory,
             layout=self._layout,
             leases=self._leases,
-            fingerprint=engine.loaded.fingerprint,
-            vocab_size=engine.loaded.config.vocab_size,
+            identity=ReaderIdentity(engine.loaded.fingerprint, engine.loaded.config.vocab_size),
             config=config.transfer,
             clock=clock,
             on_verified=self._on_verified,
@@ -82,15 +81,14 @@ class DecodeWorker:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and self._receiver.is_alive
+        return self._thread.is_alive() and self._receiver.alive
 
     # ---- prefill workers ----
 
     def pair(self, request: pb.PairRequest) -> pb.PairReply:
         """Raises: PeerRefused."""
         check_same_model(self.description.model, request.writer.model)
-        if request.layout_digest != self._layout.digest:
-            raise PeerRefused("the cache layouts differ; run the same release of tandem in both pools")
+        self._layout.require_digest(request.layout_digest)
         regions = [
             pb.RegionGroupMessage(
                 name=g.name, kind=g.kind, layer=g.layer, address=g.address, item_bytes=g.item_bytes, num_items=g.num_items

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import ray
-from transfer.nixl_agent import make_agent
 
 from prefill_worker.host import PrefillHost
 from tandem.config import WorkerConfig, load
 from tandem.v1 import worker_pb2 as pb
 from tandem.worker_process import prepare_process
+from transfer.nixl_agent import NixlAgent
 
 __all__ = ["PrefillWorkerActor"]
 
@@ -31,7 +31,7 @@ class PrefillWorkerActor:
 
     async def start(self) -> bytes:
         """Load the weights and serve. Returns a serialised WorkerDescription."""
-        self._host = await PrefillHost.start(self._worker_id, self._config, make_agent, self._on_progress)
+        self._host = await PrefillHost.start(self._worker_id, self._config, NixlAgent, self._on_progress)
         return self._host.worker.description.SerializeToString()
 
     async def progress(self) -> tuple[int, int]:

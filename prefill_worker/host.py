@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 import grpc.aio
-from transfer.agent import TransferAgent
 
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
-from tandem.config import WorkerConfig
+from tandem.config import TransferConfig, WorkerConfig
 from tandem.engine import Engine
 from tandem.rpc import bind, create_server
 from tandem.v1 import worker_pb2_grpc as pb_grpc
+from transfer.agent import TransferAgent
 
 __all__ = ["PrefillHost"]
 
@@ -30,7 +30,7 @@ class PrefillHost:
         cls,
         worker_id: str,
         config: WorkerConfig,
-        make_agent: Callable[[str, WorkerConfig], TransferAgent],
+        make_agent: Callable[[str, TransferConfig], TransferAgent],
         progress: Callable[[int, int], None] | None = None,
     ) -> PrefillHost:
         """Load, listen, serve.
@@ -39,9 +39,9 @@ class PrefillHost:
             ConfigError: the checkpoint, the memory budget or the port cannot be used.
         """
         engine = await asyncio.to_thread(Engine.build, config, progress)
-        worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, config))
+        worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, config.transfer))
         server = create_server()
-        pb_grpc.add_PrefillWorkerServicer_to_server(PrefillService(worker), server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_PrefillWorkerServicer_to_server(PrefillService(worker), server)
         port = bind(server, config.host, 0)
         worker.start(f"{config.host}:{port}")
         await server.start()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transfer.sender import HandoffResult, LeaseGrant
-
 from prefill_worker.prompt import Key, PrefillTask
 from tandem.errors import TandemError
+from transfer.handoff import HandoffResult, LeaseGrant
 
 __all__ = ["CancelTask", "HandoffEnded", "MemoryQuiet", "Message", "ReservationEnded", "RouterGone", "Stop"]
 

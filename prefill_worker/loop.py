@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from transfer.sender import Handoff, HandoffResult, LeaseGrant
 
 from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
@@ -23,6 +22,7 @@ from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
 from tandem.sampling import Draw, sample
 from tandem.v1 import worker_pb2 as pb
+from transfer.handoff import Handoff, HandoffResult, LeaseGrant
 
 __all__ = ["HandoffSource", "PrefillLoop", "ReservationClient"]
 
@@ -46,7 +46,7 @@ class ReservationClient(Protocol):
 
 class HandoffSource(Protocol):
     def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> Handoff:
-        """Start to send from `memory` into what `grant` names."""
+        """Start to send from `memory` into what `grant` names. Raises HandoffError: the grant cannot be used."""
         ...
 
 
@@ -87,6 +87,7 @@ class PrefillLoop:
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._receive(wait_s)
+        self._drop_hopeless()
         self._start_waiting()
         plans = plan_chunks([p.num_remaining for p in self._running], self._config.chunk_tokens)
         if plans:
@@ -152,8 +153,17 @@ class PrefillLoop:
             self._free(reserving.memory)
             self._reservations.release(outcome, "cancelled")
         else:
-            handoff = self._handoffs.begin(reserving.task, outcome, reserving.memory)
-            self._begin(reserving.task, reserving.memory, outcome, handoff)
+            self._begin_handoff(reserving.task, reserving.memory, outcome)
+
+    def _begin_handoff(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant) -> None:
+        try:
+            handoff = self._handoffs.begin(task, grant, memory)
+        except HandoffError as error:  # nothing was written under this grant
+            self._free(memory)
+            self._reservations.release(grant, str(error))
+            self._report.failed(task, error)
+        else:
+            self._begin(task, memory, grant, handoff)
 
     def _handoff_ended(self, key: Key, outcome: HandoffResult | TandemError) -> None:
         prompt = self._leaving.get(key)
@@ -187,6 +197,15 @@ class PrefillLoop:
             self._leave_aborted(prompt, "cancelled")
         for prompt in [p for p in self._leaving.values() if unwanted(p.task)]:
             self._abort(prompt, "cancelled")
+
+    def _drop_hopeless(self) -> None:
+        """A prompt whose hand-off has failed already is not computed to its end."""
+        for prompt in [p for p in self._running if p.handoff is not None and p.handoff.failure is not None]:
+            assert prompt.handoff is not None
+            assert prompt.handoff.failure is not None
+            self._running.remove(prompt)
+            self._report.failed(prompt.task, prompt.handoff.failure)
+            self._leave_aborted(prompt, str(prompt.handoff.failure))
 
     # ---- decide and act ----
 
@@ -256,7 +275,7 @@ class PrefillLoop:
             if prompt.handoff is None:
                 continue
             if is_attention:
-                prompt.handoff.push_kv(range(prompt.num_pushed_blocks, len(prompt.memory.block_ids)), layer=layer)
+                prompt.handoff.push_kv(prompt.num_pushed_blocks, len(prompt.memory.block_ids), layers=(layer,))
             else:
                 prompt.handoff.push_state(layer)
 
@@ -273,7 +292,7 @@ class PrefillLoop:
             elif prompt.handoff is not None:
                 complete_blocks = prompt.num_computed // self._engine.block_size_tokens
                 if complete_blocks > prompt.num_pushed_blocks:
-                    prompt.handoff.push_kv(range(prompt.num_pushed_blocks, complete_blocks))
+                    prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
                     prompt.num_pushed_blocks = complete_blocks
 
     def _complete(self, prompt: RunningPrompt, token: int, compute_done_s: float) -> None:

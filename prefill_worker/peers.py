@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from transfer.sender import LeaseGrant, Sender
 
 from prefill_worker.inbox import ReservationEnded
 from prefill_worker.prompt import PrefillTask
@@ -20,7 +19,9 @@ from tandem.rpc import create_channel
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tandem.wire import request_to_wire
-from transfer.layout import CacheLayout, RegionGroup
+from transfer.handoff import LeaseGrant
+from transfer.layout import CacheLayout
+from transfer.sender import Sender
 
 __all__ = ["DecodePeers"]
 
@@ -35,7 +36,7 @@ _BACKOFF_MAX_S = 0.2
 @dataclass(frozen=True)
 class _Peer:
     channel: grpc.aio.Channel
-    stub: pb_grpc.DecodeWorkerAsyncStub
+    stub: pb_grpc.DecodeWorkerStub
 
 
 class DecodePeers:
@@ -74,11 +75,7 @@ class DecodePeers:
         request = pb.PairRequest(writer=ours, layout_digest=self._layout.digest, agent_metadata=agent_metadata)
         try:
             reply = await stub.Pair(request, timeout=_CALL_TIMEOUT_S)
-            regions = [
-                RegionGroup(r.name, r.kind, r.layer, r.address, r.item_bytes, r.num_items)  # type: ignore[arg-type]
-                for r in reply.regions
-            ]
-            layout = CacheLayout.from_wire(regions)
+            layout = CacheLayout.from_wire(reply.regions, self._layout)
             await asyncio.to_thread(self._sender.connect, theirs.worker_id, reply.agent_metadata, layout)
         except grpc.aio.AioRpcError as error:
             await channel.close()
@@ -88,15 +85,16 @@ class DecodePeers:
             raise PeerRefused(f"{theirs.worker_id} at {theirs.address}: {error}") from error
         self._peers[theirs.worker_id] = _Peer(channel, stub)
 
-    async def unpair(self, worker_id: str) -> None:
+    async def unpair(self, worker_id: str, *, dead: bool) -> None:
+        """dead: the peer's process is known to be gone, so nothing waits for what was under way."""
         peer = self._peers.pop(worker_id, None)
         if peer is not None:
-            await asyncio.to_thread(self._sender.disconnect, worker_id)
+            self._sender.disconnect(worker_id, dead=dead)
             await peer.channel.close()
 
     async def close(self) -> None:
         for worker_id in list(self._peers):
-            await self.unpair(worker_id)
+            await self.unpair(worker_id, dead=False)
 
     def reserve(self, task: PrefillTask, writer_id: str) -> None:
         self._spawn(self._reserve(task, writer_id))

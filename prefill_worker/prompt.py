@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transfer.sender import Handoff, LeaseGrant
-
 from tandem.request import Request
+from transfer.handoff import Handoff, LeaseGrant
 
 __all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transfer.sender import HandoffResult
-
 from prefill_worker.prompt import PrefillTask, RunningPrompt
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
 from tandem.request import FinishReason
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import failure_to_wire
+from transfer.handoff import HandoffResult
 
 __all__ = ["Reporter"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,8 +14,6 @@ from tandem.v1 import worker_pb2_grpc as pb_grpc
 
 __all__ = ["PrefillService"]
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class PrefillService(pb_grpc.PrefillWorkerServicer):
     """Turns calls into acts of the worker; holds nothing itself."""
@@ -24,11 +21,11 @@ class PrefillService(pb_grpc.PrefillWorkerServicer):
     def __init__(self, worker: PrefillWorker) -> None:
         self._worker = worker
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.WorkerDescription:
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.WorkerDescription:
         return self._worker.description
 
     async def Session(
-        self, request_iterator: AsyncIterator[pb.PrefillCommand], context: Context
+        self, request_iterator: AsyncIterator[pb.PrefillCommand], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.PrefillEvents]:
         try:
             async for events in self._worker.session(request_iterator):

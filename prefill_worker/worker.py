@@ -6,9 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from transfer.agent import TransferAgent
-from transfer.sender import Handoff, LeaseGrant, Sender
-
 from prefill_worker.inbox import CancelTask, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.peers import DecodePeers
@@ -22,7 +19,10 @@ from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import failure_to_wire, request_from_wire
-from transfer.layout import CacheLayout
+from transfer.agent import TransferAgent
+from transfer.handoff import Handoff, LeaseGrant, WriterIdentity
+from transfer.layout import CacheLayout, group_tensors
+from transfer.sender import Sender
 
 __all__ = ["PrefillWorker"]
 
@@ -37,8 +37,10 @@ class PrefillWorker:
         self._agent = agent
         self._clock = MonotonicClock()
         layout = CacheLayout.of(engine.memory)
+        agent.register(group_tensors(engine.memory), layout)
         self._hub: SessionHub[pb.PrefillEvents] = SessionHub(pb.PrefillEvents)
-        self._sender = Sender(agent, engine.memory, layout, config.transfer, self._clock)
+        identity = WriterIdentity(writer_id=worker_id, fingerprint=engine.loaded.fingerprint)
+        self._sender = Sender(agent, engine.memory, layout, identity, config.transfer, self._clock)
         self._peers = DecodePeers(
             sender=self._sender,
             layout=layout,
@@ -64,7 +66,7 @@ class PrefillWorker:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and self._sender.is_alive
+        return self._thread.is_alive() and self._sender.alive
 
     # ---- decode workers ----
 
@@ -79,7 +81,8 @@ class PrefillWorker:
         return refused
 
     async def disconnect(self, worker_id: str) -> None:
-        await self._peers.unpair(worker_id)
+        """The decode worker's process is gone."""
+        await self._peers.unpair(worker_id, dead=True)
 
     # ---- what the step loop asks for (ReservationClient, HandoffSource) ----
 
@@ -94,8 +97,6 @@ class PrefillWorker:
             grant,
             request_id=task.request.request_id,
             attempt=task.attempt,
-            writer_id=self.worker_id,
-            fingerprint=self._engine.loaded.fingerprint,
             local_block_ids=memory.block_ids,
             local_slot=memory.slot,
         )

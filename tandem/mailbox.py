@@ -6,20 +6,16 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
 
 __all__ = ["Inbox", "Outbox", "SessionHub"]
 
 T = TypeVar("T")
 
 
-class _Mergeable(Protocol):
-    def MergeFrom(self, other: object) -> None: ...
-
-    def ByteSize(self) -> int: ...
-
-
-M = TypeVar("M", bound=_Mergeable)
+M = TypeVar("M", bound=Message)
 
 
 class Inbox(Generic[T]):

@@ -69,17 +69,17 @@ async def _verify(args: argparse.Namespace, address: str) -> int:
     return _report([*alone, *crowd], compare([*alone, *crowd], expected, got), sum(map(len, expected)))
 
 
-async def _model(stub: pb_grpc.InferenceAsyncStub, address: str) -> pb.Model:
+async def _model(stub: pb_grpc.InferenceStub, address: str) -> pb.Model:
     try:
-        models = (await stub.ListModels(pb.ListModelsRequest(), timeout=30)).models
+        reply: pb.ListModelsResponse = await stub.ListModels(pb.ListModelsRequest(), timeout=30)
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"no cluster answers at {address} ({error.code().name}); start one with `tandem up`") from error
-    if not models:
+    if not reply.models:
         raise Unavailable(f"the cluster at {address} serves no model yet; wait until `tandem up` prints `ready`")
-    return models[0]
+    return reply.models[0]
 
 
-async def _generate(stub: pb_grpc.InferenceAsyncStub, request: Request) -> list[int]:
+async def _generate(stub: pb_grpc.InferenceStub, request: Request) -> list[int]:
     """The answer's tokens; a failed request is an empty answer, and said."""
     call = stub.Generate(
         pb.GenerateRequest(

@@ -152,15 +152,6 @@ def test_the_sequences_of_a_router_that_went_away_end(bench: Bench) -> None:
     assert [len(step) for step in bench.engine.steps] == [2, 1, 1]
 
 
-def test_a_handoff_that_never_arrives_is_reported_and_quarantined(bench: Bench) -> None:
-    bench.reserve("a")
-    bench.clock.advance(TTL_S + 1)
-    bench.turn()
-    events = bench.event_loop.run_until_complete(bench.outboxes["router"].take(0.0))
-    assert [(f.request_id, f.kind, f.retryable) for f in events.failed] == [("a", "LeaseLost", True)]
-    assert bench.leases.counts_by_state()["quarantined"] == 1
-
-
 def test_a_failed_step_ends_its_sequences_and_not_the_worker(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.join("a")
     bench.engine.fail_next = True

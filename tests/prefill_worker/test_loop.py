@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from transfer.sender import HandoffResult, LeaseGrant
 
 from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, ReservationEnded, RouterGone
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.clock import FakeClock
 from tandem.config import PrefillConfig
-from tandem.errors import NoRoom, TandemError, TransferFailed
+from tandem.errors import HandoffError, NoRoom, TandemError, TransferFailed
 from tandem.mailbox import SessionHub
 from tandem.request import Request, SamplingParams, StopRules
 from tandem.v1 import worker_pb2 as pb
 from tests.fake_engine import FakeEngine
+from transfer.handoff import HandoffResult, LeaseGrant
 
 GRANT = LeaseGrant(peer_id="decode-1", lease_id="l", epoch=1, nonce=b"n" * 16, block_ids=(0, 1, 2), slot=0)
 RESULT = HandoffResult(kv_bytes=10, state_bytes=20, kv_seconds=0.1, state_seconds=0.2)
@@ -29,8 +29,10 @@ class FakeHandoff:
     on_done: Callable[[object], None] | None = None
     on_quiet: Callable[[], None] | None = None
 
-    def push_kv(self, blocks: range, layer: int | None = None) -> None:
-        self.pushed.append(("kv", layer, tuple(blocks)))
+    failure: HandoffError | None = None
+
+    def push_kv(self, start_block: int, stop_block: int, layers: tuple[int, ...] | None = None) -> None:
+        self.pushed.append(("kv", layers[0] if layers else None, tuple(range(start_block, stop_block))))
 
     def push_state(self, layer: int) -> None:
         self.pushed.append(("state", layer, ()))
@@ -259,3 +261,31 @@ def test_prompts_wait_for_local_memory(event_loop: asyncio.AbstractEventLoop) ->
     bench.loop.inbox.put(HandoffEnded(first.key, RESULT))
     bench.turn()
     assert bench.reserved == [first, second]
+
+
+def test_a_prompt_whose_handoff_has_failed_is_not_computed_to_its_end(bench: Bench) -> None:
+    task = bench.place("a", 40)
+    bench.turn()
+    bench.grant(task)
+    bench.turn()
+    bench.handoffs["a"].failure = TransferFailed("the connection broke")
+    bench.turn(3)
+    assert len(bench.engine.steps) == 1
+    assert [f.kind for f in bench.events().failed] == ["TransferFailed"]
+    bench.loop.inbox.put(MemoryQuiet(task.key))
+    bench.turn()
+    assert bench.is_whole
+
+
+def test_a_grant_that_cannot_be_used_is_given_back(bench: Bench) -> None:
+    def refuse(*_: object) -> FakeHandoff:
+        raise TransferFailed("the peer is not connected")
+
+    bench.begin = refuse  # type: ignore[method-assign]
+    bench.place("a", 4)
+    bench.turn()
+    bench.grant(bench.reserved[0])
+    bench.turn()
+    assert bench.is_whole
+    assert bench.released == [("the peer is not connected", False)]
+    assert [f.retryable for f in bench.events().failed] == [True]
