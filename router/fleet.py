@@ -42,7 +42,7 @@ class Membership:
 class Fleet:
     """Applies memberships to the table, one at a time.
 
-    The first worker's model is the one served, for the life of this router. A worker of another is not used, which is logged once.
+    The first worker's model is the one served for the life of this router. A worker of another is not used; the log says why.
     connect: makes a handle. load_tokenizer: from the model's folder; runs beside the event loop.
     """
 

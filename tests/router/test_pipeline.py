@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 import pytest
 
@@ -15,18 +14,9 @@ from tandem.config import RouterConfig
 from tandem.errors import InvalidRequest, Overloaded, Unavailable
 from tandem.request import FinishReason, Phase, SamplingParams
 from tandem.v1 import inference_pb2 as pb
-from tests.router.tools import EOS, Bench, prompt, says
+from tests.router.tools import EOS, Bench, prompt, says, until
 
 SHORT = PipelineLimits(wait_s=0.05, stall_s=0.05)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Give the others turns until the condition holds; a bounded number, so that a mistake ends the test."""
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never came to that")
 
 
 async def test_an_answer_is_streamed_whole() -> None:

@@ -1,6 +1,8 @@
 """What the router's tests share: a model of bytes, and a pipeline on fake workers."""
 
-from collections.abc import Sequence
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
 
 from router.answer import Delta
 from router.fake_workers import FakeCluster, Script
@@ -92,3 +94,12 @@ def says(text: str) -> Script:
 
 def prompt(text: str = "hello", **fields: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(text=text, **fields)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], object], bound_s: float = 5.0) -> None:
+    """Give the others turns until the condition holds."""
+    async with asyncio.timeout(bound_s):
+        for turn in itertools.count():
+            if condition():
+                return
+            await asyncio.sleep(0 if turn < 1000 else 0.001)

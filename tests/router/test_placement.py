@@ -1,0 +1,77 @@
+"""Where requests go, and why they cannot go anywhere."""
+
+from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
+
+
+def prefill(worker_id: str, queue_tokens: int = 0, running: int = 0, ready: bool = True) -> WorkerView:
+    return WorkerView(worker_id, ready, queue_tokens, running)
+
+
+def decode(worker_id: str, blocks: int = 0, slots: int = 0, ready: bool = True, total: int = 10) -> WorkerView:
+    return WorkerView(
+        worker_id,
+        ready,
+        kv_blocks_used=blocks,
+        kv_blocks_total=total,
+        state_slots_used=slots,
+        state_slots_total=4,
+        block_size_tokens=16,
+    )
+
+
+NEED = Need("r", 32)
+
+
+def test_the_shortest_prefill_queue_and_the_most_headroom_win() -> None:
+    pools = Snapshot((prefill("p0", 500), prefill("p1", 20)), (decode("d0", blocks=5), decode("d1", blocks=1)))
+    assert place(pools, NEED) == Placement("p1", "d1")
+
+
+def test_full_state_slots_count_as_much_as_full_blocks() -> None:
+    pools = Snapshot((prefill("p0"),), (decode("d0", blocks=0, slots=3), decode("d1", blocks=6, slots=1)))
+    assert place(pools, NEED) == Placement("p0", "d1")
+
+
+def test_a_worker_without_a_free_slot_holds_nothing() -> None:
+    assert isinstance(place(Snapshot((prefill("p0"),), (decode("d0", slots=4),)), NEED), NoRoomNow)
+
+
+def test_a_worker_without_enough_blocks_is_passed_over() -> None:
+    pools = Snapshot((prefill("p0"),), (decode("d0", blocks=9), decode("d1", blocks=8, slots=3)))
+    assert place(pools, NEED) == Placement("p0", "d1")
+
+
+def test_workers_that_failed_are_avoided_while_there_are_others() -> None:
+    pools = Snapshot((prefill("p0"), prefill("p1", 900)), (decode("d0"), decode("d1", blocks=8)))
+    assert place(pools, NEED, {"p0", "d0"}) == Placement("p1", "d1")
+    assert isinstance(place(Snapshot(pools.prefill[:1], pools.decode[:1]), NEED, {"p0", "d0"}), Placement)
+
+
+def test_workers_that_are_not_ready_are_not_used() -> None:
+    pools = Snapshot((prefill("p0", ready=False), prefill("p1", 900)), (decode("d0", ready=False), decode("d1", blocks=8)))
+    assert place(pools, NEED) == Placement("p1", "d1")
+
+
+def test_a_missing_pool_is_named() -> None:
+    assert place(Snapshot((prefill("p0"),), (decode("d0", ready=False),)), NEED) == NoWorker("no decode worker is ready")
+    assert place(Snapshot(), NEED) == NoWorker("no prefill and decode worker is ready")
+
+
+def test_what_never_fits_is_told_from_what_does_not_fit_now() -> None:
+    full = Snapshot((prefill("p0"),), (decode("d0", blocks=10),))
+    assert isinstance(place(full, Need("r", 160)), NoRoomNow)
+    assert isinstance(place(full, Need("r", 161)), NeverFits)
+
+
+def test_a_large_worker_that_is_away_still_counts_as_one_that_fits() -> None:
+    pools = Snapshot((prefill("p0"),), (decode("d0"), decode("d1", ready=False, total=100)))
+    assert isinstance(place(pools, Need("r", 1600)), NoRoomNow)
+
+
+def test_equal_workers_share_the_requests_and_a_request_finds_the_same_again() -> None:
+    pools = Snapshot(tuple(prefill(f"p{i}") for i in range(4)), tuple(decode(f"d{i}") for i in range(4)))
+    chosen = [place(pools, Need(f"r{i}", 32)) for i in range(200)]
+    for role in ("prefill_id", "decode_id"):
+        counts = [sum(getattr(c, role) == f"{role[0]}{i}" for c in chosen) for i in range(4)]
+        assert min(counts) > 20
+    assert chosen == [place(pools, Need(f"r{i}", 32)) for i in range(200)]

@@ -1,0 +1,124 @@
+"""A request that cannot be served is refused with the name of the field to change."""
+
+import math
+
+import pytest
+
+from router.model import ServedModel
+from router.validation import validate, validate_request_id
+from tandem.errors import InvalidRequest
+from tandem.request import Request, SamplingParams, ServiceClass
+from tandem.v1 import inference_pb2 as pb
+from tests.router.tools import EOS, MODEL, SERVED, ByteTokenizer, prompt
+
+LIMIT = MODEL.max_context_tokens
+
+
+def check(message: pb.GenerateRequest, model: ServedModel = SERVED) -> Request:
+    return validate(message, "r", model, 128, draw_seed=lambda: 77).request
+
+
+def sampled(**fields: float) -> pb.GenerateRequest:
+    return prompt(sampling=pb.Sampling(**fields))
+
+
+def tokens(*ids: int, **fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), **fields)
+
+
+def chat(*roles: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role=role, content="x") for role in roles]))
+
+
+REFUSED = {
+    "no prompt": (pb.GenerateRequest(), "prompt"),
+    "empty text": (prompt(""), "text"),
+    "no token": (tokens(), "token_ids"),
+    "negative token": (tokens(1, -1), "token_ids"),
+    "token beyond the vocabulary": (tokens(1, 256), "token_ids"),
+    "no messages": (chat(), "chat"),
+    "unknown role": (chat("user", "boss"), r"chat\.messages\[1\]\.role"),
+    "template refuses": (chat("tool"), "chat"),
+    "text beyond the context": (prompt("x" * LIMIT), "text"),
+    "tokens beyond the context": (tokens(*[1] * LIMIT), "token_ids"),
+    "no new tokens": (prompt(max_new_tokens=0), "max_new_tokens"),
+    "negative new tokens": (prompt(max_new_tokens=-5), "max_new_tokens"),
+    "one token too many": (prompt("x" * 12, max_new_tokens=LIMIT - 11), "max_new_tokens"),
+    "as many as an int holds": (prompt(max_new_tokens=2**31 - 1), "max_new_tokens"),
+    "temperature NaN": (sampled(temperature=math.nan), r"sampling\.temperature"),
+    "temperature infinite": (sampled(temperature=math.inf), r"sampling\.temperature"),
+    "temperature negative": (sampled(temperature=-0.1), r"sampling\.temperature"),
+    "temperature too high": (sampled(temperature=100.5), r"sampling\.temperature"),
+    "top_p zero": (sampled(top_p=0), r"sampling\.top_p"),
+    "top_p above one": (sampled(top_p=1.01), r"sampling\.top_p"),
+    "top_p NaN": (sampled(top_p=math.nan), r"sampling\.top_p"),
+    "top_k negative": (sampled(top_k=-1), r"sampling\.top_k"),
+    "unknown model": (prompt(model="other"), "model"),
+    "unknown class": (prompt(service_class=9), "service_class"),
+    "too many stops": (prompt(stop=["x"] * 17), "stop"),
+    "empty stop": (prompt(stop=["ok", ""]), "stop"),
+    "long stop": (prompt(stop=["x" * 257]), "stop"),
+    "too many stop tokens": (prompt(stop_token_ids=[1] * 65), "stop_token_ids"),
+    "stop token beyond the vocabulary": (prompt(stop_token_ids=[256]), "stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize(("message", "field"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_request_is_refused_by_field(message: pb.GenerateRequest, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{field}: "):
+        check(message)
+
+
+def test_defaults() -> None:
+    request = check(prompt("hi"))
+    assert request.prompt == (ord("h"), ord("i"))
+    assert request.sampling == SamplingParams(0.0, 1.0, 0, 77)
+    assert request.stop.max_new_tokens == 128
+    assert request.stop.stop_token_ids == {EOS}
+    assert request.service_class is ServiceClass.INTERACTIVE
+
+
+@pytest.mark.parametrize(
+    "message", [prompt(model="bytes"), sampled(temperature=100, top_p=1, top_k=10_000), sampled(temperature=0)]
+)
+def test_what_is_allowed_passes(message: pb.GenerateRequest) -> None:
+    check(message)
+
+
+def test_the_default_length_is_what_fits() -> None:
+    assert check(prompt("x" * (LIMIT - 3))).stop.max_new_tokens == 3
+    assert check(prompt("x" * (LIMIT - 1))).stop.max_new_tokens == 1
+
+
+def test_an_answer_may_fill_the_context_exactly() -> None:
+    assert check(prompt("x" * 12, max_new_tokens=LIMIT - 12)).max_total_tokens == LIMIT - 1
+
+
+def test_a_given_seed_is_kept_even_zero() -> None:
+    assert check(sampled(seed=0)).sampling.seed == 0
+    assert check(sampled(seed=2**64 - 1)).sampling.seed == 2**64 - 1
+
+
+def test_end_tokens_of_model_and_client_are_merged_or_the_models_ignored() -> None:
+    assert check(prompt(stop_token_ids=[5])).stop.stop_token_ids == {EOS, 5}
+    assert check(prompt(stop_token_ids=[5], ignore_eos=True)).stop.stop_token_ids == {5}
+
+
+def test_end_tokens_that_the_model_cannot_say_are_dropped() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.eos_ids = frozenset({EOS, 9_999})  # type: ignore[misc]
+    assert check(prompt(), ServedModel(MODEL, tokenizer)).stop.stop_token_ids == {EOS}
+
+
+def test_batch_is_batch() -> None:
+    assert check(prompt(service_class=pb.SERVICE_CLASS_BATCH)).service_class is ServiceClass.BATCH
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 129, "a\nb", "ä", "\x7f"])
+def test_a_request_id_that_logs_cannot_carry_is_refused(request_id: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^x-request-id: "):
+        validate_request_id(request_id)
+
+
+def test_a_plain_request_id_is_kept() -> None:
+    assert validate_request_id("a b-1/~") == "a b-1/~"
