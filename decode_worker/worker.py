@@ -37,8 +37,8 @@ class DecodeWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
-        self._engine = engine
-        self._agent = agent
+        self.engine = engine
+        self.agent = agent
         self._ttl_s = config.decode.lease_ttl_s
         self._layout = CacheLayout.of(engine.memory)
         agent.register(group_tensors(engine.memory), self._layout)
@@ -69,7 +69,7 @@ class DecodeWorker:
 
     def start(self, address: str) -> None:
         """Begin to serve; `address` is where the internal gRPC server listens."""
-        self.description = describe(self.worker_id, "decode", address, self._agent.transport, self._engine)
+        self.description = describe(self.worker_id, "decode", address, self.agent.transport, self.engine)
         self._receiver.start()
         self._thread.start()
 
@@ -77,11 +77,22 @@ class DecodeWorker:
         self._loop.inbox.put(Stop())
         self._thread.join(timeout=10)
         self._receiver.stop()
-        self._agent.close()
+        self.agent.close()
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self._receiver.alive
+
+    def load(self) -> pb.WorkerLoad:
+        return self._loop.load()
+
+    def pool_mismatches(self) -> list[str]:
+        """Blocks and slots that are neither free nor held by exactly one live lease; empty when all is well."""
+        return self._leases.check()
+
+    def refusals(self) -> dict[str, int]:
+        """How often each field of a hand-off record was the reason for a refusal."""
+        return dict(self._receiver.refused)
 
     # ---- prefill workers ----
 
@@ -96,7 +107,7 @@ class DecodeWorker:
             for g in self._layout.groups
         ]
         return pb.PairReply(
-            reader=self.description, agent_metadata=self._agent.metadata, agent_name=self._agent.name, regions=regions
+            reader=self.description, agent_metadata=self.agent.metadata, agent_name=self.agent.name, regions=regions
         )
 
     def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
@@ -134,7 +145,7 @@ class DecodeWorker:
     # ---- routers ----
 
     def session(self, commands: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[pb.DecodeEvents]:
-        return serve_session(self._hub, commands, self._command, self._router_gone, self._loop.load)
+        return serve_session(self._hub, commands, self._command, self._router_gone, self.load)
 
     def _command(self, router_id: str, command: pb.DecodeCommand) -> None:
         if command.HasField("cancel"):

@@ -338,7 +338,12 @@ class PrefillLoop:
     def _is_idle(self) -> bool:
         return not (self._waiting or self._reserving or self._running or self._leaving)
 
+    def pool_mismatches(self) -> list[str]:
+        """What is not free although nothing is held. Means something between two turns of an idle loop only."""
+        blocks, slots = self._engine.blocks.check(()), self._engine.slots.check(())
+        return [f"block {i}" for i in blocks] + [f"slot {i}" for i in slots]
+
     def _check_pools(self) -> None:
         """Invariant: an idle worker holds nothing."""
-        if leaked := self._engine.blocks.check(()) + self._engine.slots.check(()):
+        if leaked := self.pool_mismatches():
             logger.error("idle, but %d blocks or slots are not free: %s", len(leaked), leaked[:20])

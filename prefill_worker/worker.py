@@ -33,8 +33,8 @@ class PrefillWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
-        self._engine = engine
-        self._agent = agent
+        self.engine = engine
+        self.agent = agent
         self._clock = MonotonicClock()
         layout = CacheLayout.of(engine.memory)
         agent.register(group_tensors(engine.memory), layout)
@@ -53,7 +53,7 @@ class PrefillWorker:
 
     def start(self, address: str) -> None:
         """Begin to serve; `address` is where the internal gRPC server listens."""
-        self.description = describe(self.worker_id, "prefill", address, self._agent.transport, self._engine)
+        self.description = describe(self.worker_id, "prefill", address, self.agent.transport, self.engine)
         self._sender.start()
         self._thread.start()
 
@@ -62,11 +62,18 @@ class PrefillWorker:
         await asyncio.to_thread(self._thread.join, 10)
         await self._peers.close()
         self._sender.stop()
-        self._agent.close()
+        self.agent.close()
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self._sender.alive
+
+    def load(self) -> pb.WorkerLoad:
+        return self._loop.load()
+
+    def pool_mismatches(self) -> list[str]:
+        """Blocks and slots that an idle worker still holds; empty when all is well."""
+        return self._loop.pool_mismatches()
 
     # ---- decode workers ----
 
@@ -75,7 +82,7 @@ class PrefillWorker:
         refused = []
         for peer in peers:
             try:
-                await self._peers.pair(self.description, self._agent.metadata, peer)
+                await self._peers.pair(self.description, self.agent.metadata, peer)
             except PeerRefused as error:
                 refused.append((peer.worker_id, str(error)))
         return refused
@@ -104,7 +111,7 @@ class PrefillWorker:
     # ---- routers ----
 
     def session(self, commands: AsyncIterator[pb.PrefillCommand]) -> AsyncIterator[pb.PrefillEvents]:
-        return serve_session(self._hub, commands, self._command, self._router_gone, self._loop.load)
+        return serve_session(self._hub, commands, self._command, self._router_gone, self.load)
 
     def _command(self, router_id: str, command: pb.PrefillCommand) -> None:
         if command.HasField("task"):

@@ -19,6 +19,8 @@ __all__ = ["Lease", "LeaseState", "LeaseTable"]
 
 S = LeaseState
 _REMEMBERED_ENDED = 4096
+RECORD_GRACE_S = 2.0
+"""How long a record may be on its way after its writer said, over another connection, that it was sent."""
 
 
 class LeaseTable:
@@ -87,7 +89,8 @@ class LeaseTable:
     def writer_quiet(self, lease_id: str, epoch: int, writer_id: str, *, record_sent: bool = False) -> Lease:
         """The writer has no write in flight and will start none: what waits for it is freed. Once verified, a lease is the
         decode loop's, and this changes nothing. `record_sent`: the record is on its way or was processed, so a lease that
-        still waits goes on waiting for it, until it expires without quarantine.
+        still waits goes on waiting for it, but not for long: a record lost or spoilt on the way must not hold up the
+        request's next attempt. It then expires without quarantine.
 
         Raises:
             LeaseLost: unknown, of another epoch, or of another writer.
@@ -97,7 +100,8 @@ class LeaseTable:
             if lease.writer_id != writer_id:
                 raise LeaseLost(f"lease {lease_id} is not held by writer {writer_id}")
             if lease.state in AWAITED_STATES and record_sent:
-                lease = self._live[lease_id] = replace(lease, writer_finished=True)
+                soon = min(lease.expires_at, self._clock.now() + RECORD_GRACE_S)
+                lease = self._live[lease_id] = replace(lease, writer_finished=True, expires_at=soon)
                 return lease
             return self._settle(lease, "writer quiet")
 

@@ -1,0 +1,152 @@
+"""A whole cluster in one process, without Ray: real workers, real router, real gRPC and, unless told otherwise, real NIXL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+
+from decode_worker.host import DecodeHost
+from prefill_worker.host import PrefillHost
+from router.fleet import Fleet, Member, Membership
+from router.handles import GrpcWorkerHandle
+from router.membership import worker_of
+from router.pipeline import Pipeline
+from router.server import HealthReporter, InferenceService, OperationsService, build_server
+from router.state import WorkerTable
+from tandem.clock import MonotonicClock
+from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, WorkerConfig
+from tandem.request import Request
+from tandem.rpc import bind, create_channel
+from tandem.tokenizer import Tokenizer
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tandem.v1.worker_pb2 import WorkerDescription
+from transfer.agent import TransferAgent
+from transfer.nixl_agent import NixlAgent
+
+MakeAgent = Callable[[str, TransferConfig], TransferAgent]
+
+SMALL = WorkerConfig(
+    cache=CacheConfig(budget_bytes=64 << 20, max_sequences=8, block_size_tokens=16),
+    prefill=PrefillConfig(chunk_tokens=64),
+    threads=1,
+)
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int]
+    finished: pb.Finished
+
+
+class LocalCluster:
+    def __init__(self, prefill: Sequence[PrefillHost], decode: Sequence[DecodeHost], router: LocalRouter) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.stub = router.stub
+        self.stop_router = router.stop
+
+    async def generate(self, request: Request, timeout_s: float = 30.0) -> Answer:
+        """The answer to `request`; end tokens of the model do not end it.
+
+        Raises:
+            grpc.aio.AioRpcError: the request failed.
+        """
+        answer = Answer([], pb.Finished())
+        message = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=request.prompt),
+            max_new_tokens=request.stop.max_new_tokens,
+            ignore_eos=True,
+            sampling=pb.Sampling(
+                temperature=request.sampling.temperature,
+                top_p=request.sampling.top_p,
+                top_k=request.sampling.top_k,
+                seed=request.sampling.seed,
+            ),
+        )
+        async for response in self.stub.Generate(message, timeout=timeout_s):
+            answer.tokens.extend(response.token_ids)
+            if response.HasField("finished"):
+                answer.finished = response.finished
+        return answer
+
+    async def until_whole(self, timeout_s: float = 10.0) -> None:
+        """Wait until every worker holds nothing and every pool sums to its size. Raises TimeoutError."""
+        await until(lambda: all(_is_whole(host) for host in (*self.prefill, *self.decode)), timeout_s)
+
+
+@asynccontextmanager
+async def local_cluster(
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    config: WorkerConfig = SMALL,
+    router: RouterConfig | None = None,
+    make_prefill_agent: MakeAgent = NixlAgent,
+    make_decode_agent: MakeAgent = NixlAgent,
+) -> AsyncIterator[LocalCluster]:
+    life = id(asyncio.current_task())
+    decode = [await DecodeHost.start(f"decode-{life}-{i}", config, make_decode_agent) for i in range(num_decode)]
+    prefill = [await PrefillHost.start(f"prefill-{life}-{i}", config, make_prefill_agent) for i in range(num_prefill)]
+    for host in prefill:
+        assert await host.worker.connect([d.worker.description for d in decode]) == []
+    front = await LocalRouter.start(router or RouterConfig(grpc_port=0))
+    await front.watch([host.worker.description for host in (*prefill, *decode)])
+    yield LocalCluster(prefill, decode, front)
+    await front.stop()
+    for host in (*prefill, *decode):
+        await host.stop()
+
+
+class LocalRouter:
+    """A router without a controller: it is told its workers. `stop` may be called twice."""
+
+    def __init__(self, table: WorkerTable, fleet: Fleet, reporter: HealthReporter, server: grpc.aio.Server, port: int) -> None:
+        self.table = table
+        self.fleet = fleet
+        self._reporter = reporter
+        self._server = server
+        self._channel = create_channel(f"127.0.0.1:{port}")
+        self.stub = pb_grpc.InferenceStub(self._channel)
+
+    @classmethod
+    async def start(cls, config: RouterConfig) -> LocalRouter:
+        table = WorkerTable()
+        fleet = Fleet(table, lambda info: GrpcWorkerHandle(info, "router-1", table.changed), Tokenizer.load)
+        pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
+        reporter = HealthReporter(table)
+        await reporter.start()
+        services = InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table)
+        server = build_server(*services, reporter, config.max_message_bytes)
+        port = bind(server, config.host, config.grpc_port)
+        await server.start()
+        return cls(table, fleet, reporter, server, port)
+
+    async def watch(self, workers: Sequence[WorkerDescription]) -> None:
+        await self.fleet.apply(Membership(tuple(Member(worker_of(worker)) for worker in workers)))
+        await until(lambda: self.table.can_serve, 20.0)
+
+    async def stop(self) -> None:
+        await self._reporter.stop()
+        await self._server.stop(None)
+        await self.fleet.close()
+        await self._channel.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Real processes' threads have no event that a test could await: look until it holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def _is_whole(host: PrefillHost | DecodeHost) -> bool:
+    load = host.worker.load()
+    idle = not (load.queue or load.running or load.kv_blocks_used or load.state_slots_used)
+    return idle and host.worker.pool_mismatches() == []
+
+
+__all__ = ["SMALL", "Answer", "LocalCluster", "local_cluster", "until"]
