@@ -84,7 +84,9 @@ class DecodeWorker:
         return self._thread.is_alive() and self._receiver.alive
 
     def load(self) -> pb.WorkerLoad:
-        return self._loop.load()
+        load = self._loop.load()
+        load.transport = self.agent.transport
+        return load
 
     def pool_mismatches(self) -> list[str]:
         """Blocks and slots that are neither free nor held by exactly one live lease; empty when all is well."""

@@ -69,7 +69,9 @@ class PrefillWorker:
         return self._thread.is_alive() and self._sender.alive
 
     def load(self) -> pb.WorkerLoad:
-        return self._loop.load()
+        load = self._loop.load()
+        load.transport = self.agent.transport
+        return load
 
     def pool_mismatches(self) -> list[str]:
         """Blocks and slots that an idle worker still holds; empty when all is well."""

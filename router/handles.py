@@ -173,6 +173,7 @@ def load_of(load: pb.WorkerLoad) -> WorkerLoad:
         state_slots_total=load.state_slots_total,
         leases=dict(load.leases),
         step_s=load.step_seconds,
+        transport=load.transport,
     )
 
 

@@ -52,7 +52,7 @@ def _worker(info: WorkerInfo, state: str, load: WorkerLoad) -> pb.WorkerStatus:
         pid=info.pid,
         node=info.node,
         address=info.address,
-        transport=info.transport,
+        transport=load.transport or info.transport,
         queue=load.queue,
         running=load.running,
         kv_blocks=pb.UsedOfTotal(used=load.kv_blocks_used, total=load.kv_blocks_total or info.kv_blocks_total),

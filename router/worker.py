@@ -35,7 +35,8 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers."""
+    """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers.
+    transport: what carries the hand-offs now, as the worker's transfer agent reports it."""
 
     queue: int = 0
     queue_tokens: int = 0
@@ -46,6 +47,7 @@ class WorkerLoad:
     state_slots_total: int = 0
     leases: Mapping[str, int] = field(default_factory=dict)
     step_s: float = 0.0
+    transport: str = ""
 
 
 class WorkerHandle(Protocol):

@@ -14,10 +14,12 @@ What NIXL and UCX guarantee, and what not (from their source, NIXL 1.5):
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +57,7 @@ class _UcxLog:
         self.path = Path(name)
         self._text = ""
         self._file: Any = None
+        self._lock = threading.Lock()  # the owner of the agent reads, and whoever asks for the transport
 
     def adopt(self) -> None:
         """UCX has opened the file by now: keep a reader, drop the name."""
@@ -64,11 +67,12 @@ class _UcxLog:
 
     def read(self) -> str:
         """All text so far; warnings in what is new go to our own log."""
-        if self._file is not None and (new := self._file.read()):
-            self._text += new
-            for line in complaints(new):
-                _log.warning("%s", line)
-        return self._text
+        with self._lock:
+            if self._file is not None and (new := self._file.read()):
+                self._text += new
+                for line in complaints(new):
+                    _log.warning("%s", line)
+            return self._text
 
 
 _ucx_log: _UcxLog | None = None

@@ -232,6 +232,7 @@ class WorkerLoad(_message.Message):
     STATE_SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
     """prompt tokens that wait"""
@@ -242,6 +243,8 @@ class WorkerLoad(_message.Message):
     state_slots_total: _builtins.int
     step_seconds: _builtins.float
     """of the newest step"""
+    transport: _builtins.str
+    """what carries the hand-offs, as the transfer agent reports it now"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
@@ -258,10 +261,11 @@ class WorkerLoad(_message.Message):
         state_slots_total: _builtins.int = ...,
         leases: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         step_seconds: _builtins.float = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "leases", b"leases", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "leases", b"leases", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
