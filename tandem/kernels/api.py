@@ -43,11 +43,13 @@ class Kernels(Protocol):
         """x / rms(x) * scale over the last axis, computed in fp32; `scale` (fp32) is the factor itself."""
         ...
 
-    def gated_rms_norm(self, x_TVQ: torch.Tensor, gate_TVQ: torch.Tensor, scale_Q: torch.Tensor, eps: float) -> torch.Tensor:
+    def gated_rms_norm(
+        self, x_TVQ: torch.Tensor, gate_TVQ: torch.Tensor, scale_Q: torch.Tensor, eps: float, plan: Any
+    ) -> torch.Tensor:
         """rms_norm(x) * scale * silu(gate) per head, in the dtype of gate."""
         ...
 
-    def swiglu(self, gate_up_T2N: torch.Tensor) -> torch.Tensor:
+    def swiglu(self, gate_up_T2N: torch.Tensor, plan: Any) -> torch.Tensor:
         """silu(first half) * second half: `[T, N]`."""
         ...
 
@@ -80,8 +82,14 @@ class Kernels(Protocol):
         ...
 
     def attention(
-        self, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, kv: torch.Tensor, plan: Any
+        self,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        gate_TX: torch.Tensor,
+        kv: torch.Tensor,
+        plan: Any,
     ) -> torch.Tensor:
         """Write the new keys and values to their blocks of `kv` `[blocks, 2, block, G, D]`, then causal attention of each
-        sequence's new tokens over its whole history, scaled by D**-0.5. Returns `[T, H, D]`."""
+        sequence's new tokens over its whole history, scaled by D**-0.5, times sigmoid(gate). Returns `[T, X]`, X = H·D."""
         ...

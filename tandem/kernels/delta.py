@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tandem.kernels import stable
 from tandem.kernels.plan import CpuPlan
 
 __all__ = ["causal_conv_decode", "causal_conv_ragged", "delta_rule_decode", "delta_rule_ragged"]
@@ -24,7 +25,7 @@ def causal_conv_decode(x_BC: torch.Tensor, weight_WC: torch.Tensor, tails_SCw: t
         tail_BCw.copy_(window_BCW[:, :, 1:])
     else:
         tails_SCw.index_copy_(0, plan.slots_B, window_BCW[:, :, 1:])
-    return functional.silu((window_BCW * weight_WC.t()).sum(2))
+    return stable.silu((window_BCW * weight_WC.t()).sum(2))
 
 
 def causal_conv_ragged(x_TC: torch.Tensor, weight_WC: torch.Tensor, tails_SCw: torch.Tensor, plan: CpuPlan) -> torch.Tensor:

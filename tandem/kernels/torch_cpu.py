@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tandem.kernels import stable
 from tandem.kernels.delta import causal_conv_decode, causal_conv_ragged, delta_rule_decode, delta_rule_ragged
 from tandem.kernels.linear import CpuLinear
 from tandem.kernels.plan import CpuPlan, Span
@@ -36,13 +37,15 @@ class TorchCpuKernels:
         x = x_TN.float()
         return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).mul_(scale_N).to(x_TN.dtype)
 
-    def gated_rms_norm(self, x_TVQ: torch.Tensor, gate_TVQ: torch.Tensor, scale_Q: torch.Tensor, eps: float) -> torch.Tensor:
+    def gated_rms_norm(
+        self, x_TVQ: torch.Tensor, gate_TVQ: torch.Tensor, scale_Q: torch.Tensor, eps: float, plan: CpuPlan
+    ) -> torch.Tensor:
         normed = x_TVQ * torch.rsqrt(x_TVQ.square().mean(-1, keepdim=True) + eps)
-        return normed.mul_(scale_Q).mul_(functional.silu(gate_TVQ.float())).to(gate_TVQ.dtype)
+        return normed.mul_(scale_Q).mul_(_silu(gate_TVQ.float(), plan)).to(gate_TVQ.dtype)
 
-    def swiglu(self, gate_up_T2N: torch.Tensor) -> torch.Tensor:
+    def swiglu(self, gate_up_T2N: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
         gate_TN, up_TN = gate_up_T2N.chunk(2, dim=-1)
-        return functional.silu(gate_TN).mul_(up_TN)
+        return _silu(gate_TN, plan).mul_(up_TN).to(up_TN.dtype)
 
     def norm_rope(
         self, x_THD: torch.Tensor, scale_HD: torch.Tensor, eps: float, cos_TR: torch.Tensor, sin_TR: torch.Tensor
@@ -73,7 +76,13 @@ class TorchCpuKernels:
         return rule(q_TJP, k_TJP, v_TVQ, decay_TV, beta_TV, states_SVPQ, plan)
 
     def attention(
-        self, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, kv: torch.Tensor, plan: CpuPlan
+        self,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        gate_TX: torch.Tensor,
+        kv: torch.Tensor,
+        plan: CpuPlan,
     ) -> torch.Tensor:
         kv.flatten(0, 2).index_copy_(0, plan.kv_rows_2T, torch.cat([k_TGD, v_TGD]))
         history = kv.flatten(0, 1).index_select(0, plan.gather_2W)
@@ -90,7 +99,12 @@ class TorchCpuKernels:
             else:
                 k_LGD, v_LGD = k_TGD[rows], v_TGD[rows]
             out_THD[rows] = _attend(q_THD[rows], k_LGD, v_LGD, span)
-        return out_THD
+        open_TX = stable.sigmoid(gate_TX) if plan.is_decode else gate_TX.sigmoid()
+        return open_TX.mul_(out_THD.flatten(1)).to(q_THD.dtype)
+
+
+def _silu(x: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
+    return stable.silu(x) if plan.is_decode else functional.silu(x)
 
 
 def _attend(q_nHD: torch.Tensor, k_LGD: torch.Tensor, v_LGD: torch.Tensor, span: Span) -> torch.Tensor:

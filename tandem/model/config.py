@@ -172,6 +172,10 @@ def _refuse_unsupported(top: Mapping[str, Any], fields: _Fields) -> None:
         raise CheckpointError(f"{fields.where}: attn_output_gate false is not supported")
     if fields.flag("attention_bias", False):
         raise CheckpointError(f"{fields.where}: attention_bias true is not supported")
+    for values in (top, fields.values):
+        if quantization := values.get("quantization_config"):
+            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+            raise CheckpointError(f"{fields.where}: quantised weights ({method}) are not supported: use bf16, fp16 or fp32")
     if (ssm_dtype := fields.get("mamba_ssm_dtype", "float32")) != "float32":
         raise CheckpointError(f"{fields.where}: mamba_ssm_dtype {ssm_dtype!r} is not supported: only float32 is")
 

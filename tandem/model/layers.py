@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.nn import functional
 
 from tandem.cache.memory import CacheMemory
+from tandem.kernels import stable
 from tandem.kernels.api import Kernels
 from tandem.model.config import ModelConfig
 
@@ -75,8 +75,7 @@ class AttentionMixer:
         qk = kernels.norm_rope(qk.view(len(qk), -1, self._dim), self._scale_HD, self._eps, step.cos_TR, step.sin_TR)
         q_THD, k_TGD = torch.split(qk, [self._heads, self._kv_heads], dim=1)
         v_TGD = v.view(len(v), self._kv_heads, self._dim)
-        out_THD = kernels.attention(q_THD, k_TGD, v_TGD, step.memory.kv[self._index], step.plan)
-        gated_TX = gate_TX.sigmoid().mul_(out_THD.flatten(1))
+        gated_TX = kernels.attention(q_THD, k_TGD, v_TGD, gate_TX, step.memory.kv[self._index], step.plan)
         return kernels.linear(gated_TX, self._out_proj, residual_TN, stable_rows=step.stable_rows)
 
 
@@ -110,12 +109,12 @@ class DeltaNetMixer:
             q.view(num_tokens, self._key_heads, -1),
             k.view(num_tokens, self._key_heads, -1),
             v.view(num_tokens, self._value_heads, -1),
-            functional.softplus(a_TV + self._dt_bias_V).mul_(self._neg_rate_V),
-            b_TV.float().sigmoid(),
+            stable.softplus(a_TV + self._dt_bias_V).mul_(self._neg_rate_V),
+            stable.sigmoid(b_TV),
             memory.recurrent[self._index],
             step.plan,
         )
-        gated = kernels.gated_rms_norm(out_TVQ, z.view(num_tokens, self._value_heads, -1), self._norm_Q, self._eps)
+        gated = kernels.gated_rms_norm(out_TVQ, z.view(num_tokens, self._value_heads, -1), self._norm_Q, self._eps, step.plan)
         return kernels.linear(gated.flatten(1), self._out_proj, residual_TN, stable_rows=step.stable_rows)
 
 
@@ -131,4 +130,6 @@ class Mlp:
 
     def __call__(self, x_TN: torch.Tensor, residual_TN: torch.Tensor, step: StepContext) -> torch.Tensor:
         gate_up = self._kernels.linear(x_TN, self._gate_up, stable_rows=step.stable_rows)
-        return self._kernels.linear(self._kernels.swiglu(gate_up), self._down, residual_TN, stable_rows=step.stable_rows)
+        return self._kernels.linear(
+            self._kernels.swiglu(gate_up, step.plan), self._down, residual_TN, stable_rows=step.stable_rows
+        )
