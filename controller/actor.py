@@ -32,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _GONE_POLL_S = 0.05
+_PATIENCE_S = 2.0
 _OWNER_LOOK_S = 1.0
 
 
@@ -48,7 +49,10 @@ class RayLauncher:
         return {role: int(resources.get(resource(role), 0)) for role in ROLES}
 
     async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
-        actor_class = await asyncio.to_thread(_actor_class, role)
+        try:
+            actor_class = await asyncio.to_thread(_actor_class, role)
+        except ImportError as error:
+            raise WorkerDied(f"the worker's code cannot be imported: {error}") from error
         options = {"name": worker_id, "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
         actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
         return _RayWorker(actor)
@@ -100,15 +104,23 @@ class _RayWorker:
     async def kill(self) -> None:
         """Ray's kill asks the process itself; one on this node that is frozen needs the signal."""
         await asyncio.to_thread(ray.kill, self._actor)
-        if self._pid_here:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid_here, signal.SIGKILL)
-        while True:
-            try:
-                await _call(self._actor.progress.remote())
-            except WorkerDied:
-                return
+        asked_s = time.monotonic()
+        while await self._answers():
+            if self._pid_here and time.monotonic() - asked_s > _PATIENCE_S:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid_here, signal.SIGKILL)
             await asyncio.sleep(_GONE_POLL_S)
+
+    async def _answers(self) -> bool:
+        """False when Ray knows that the process is gone; a frozen one counts as one that answers."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self.progress()
+        except TimeoutError:
+            return True
+        except WorkerDied:
+            return False
+        return True
 
 
 async def _call(reference: Awaitable[T]) -> T:

@@ -134,7 +134,11 @@ class Controller:
     async def _begin_start(self, role: str) -> None:
         number = next(self._numbers)
         worker_id = f"{role}-{self._life}-{number}"
-        handle = await self._launcher.launch(role, worker_id, self._config_json)
+        try:
+            handle = await self._launcher.launch(role, worker_id, self._config_json)
+        except WorkerDied as error:
+            self._note_failed_start(role, worker_id, error)
+            return
         worker = _Worker(worker_id, number, role, handle)
         self._workers[worker_id] = worker
         worker.task = asyncio.create_task(self._live(worker), name=worker_id)
@@ -154,10 +158,10 @@ class Controller:
             worker.description = await start_bounded(worker.handle, self._timing, worker.note_progress)
             await self._pair_and_publish(worker)
         except (WorkerDied, TandemError, TimeoutError) as error:
-            self._note_failed_start(worker, error)
+            self._note_failed_start(worker.role, worker.worker_id, error)
         except Exception as error:  # the worker's life ends here, with its reason kept
             log.exception("start of %s", worker.worker_id)
-            self._note_failed_start(worker, error)
+            self._note_failed_start(worker.role, worker.worker_id, error)
         else:
             reason = await until_end(worker.handle, self._timing)
             log.warning("%s is lost: %s", worker.worker_id, reason)
@@ -194,13 +198,13 @@ class Controller:
         except WorkerDied:
             return []  # its own task buries it
 
-    def _note_failed_start(self, worker: _Worker, error: Exception) -> None:
-        pool = self._pools[worker.role]
+    def _note_failed_start(self, role: str, worker_id: str, error: Exception) -> None:
+        pool = self._pools[role]
         reason = " ".join(str(error).split()) or type(error).__name__
         hopeless = isinstance(error, ConfigError)
         pool.failures = after_failure(pool.failures, reason, self._clock.now(), hopeless=hopeless)
-        self._decide(worker.role)
-        log.warning("start of %s failed: %s", worker.worker_id, reason)
+        self._decide(role)
+        log.warning("start of %s failed: %s", worker_id, reason)
 
     async def _stop(self, worker: _Worker, life: asyncio.Task[None] | None) -> None:
         if life is not None:

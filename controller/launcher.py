@@ -57,5 +57,9 @@ class WorkerLauncher(Protocol):
         ...
 
     async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
-        """Begin a worker; returns at once. A failure shows in the handle's first call."""
+        """Begin a worker; returns at once. Most failures show in the handle's first call.
+
+        Raises:
+            WorkerDied: it could not even be begun.
+        """
         ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from tandem.cli.errors import EXIT_FAILED, EXIT_OK
 from tandem.cli.health import is_serving
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from controller.launch import ClusterHandle
     from controller.overview import Overview
 
-__all__ = ["run_in_foreground"]
+__all__ = ["ready_line", "run_in_foreground"]
 
 _LOOK_S = 0.2
 _WATCH_S = 1.0
@@ -57,6 +58,12 @@ def run_in_foreground(config: ClusterConfig) -> int:
         TandemError: the cluster could not be started, or broke in a way that it cannot repair.
     """
     start_reaper()
+    out = sys.stdout
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # Ray prints to it whenever a worker dies
+        return _run(config, out)
+
+
+def _run(config: ClusterConfig, out: TextIO) -> int:
     stop = _StopRequest()
     clock = MonotonicClock()
     display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
@@ -72,7 +79,8 @@ def run_in_foreground(config: ClusterConfig) -> int:
     stop.install()
     router = RouterProcess(config.router, cluster.address, clock)
     try:
-        if _start(config, cluster, router, stop, display, clock):
+        if line := _start(config, cluster, router, stop, display, clock):
+            print(line, file=out, flush=True)
             _watch(cluster, router, stop)
     finally:
         display.clear()
@@ -88,8 +96,8 @@ def _start(
     stop: _StopRequest,
     display: LoadingDisplay,
     clock: Clock,
-) -> bool:
-    """From nothing to the `ready` line; False: a stop was asked for before.
+) -> str:
+    """From nothing to the `ready` line, which it returns; empty: a stop was asked for before.
 
     Raises:
         TandemError: a pool gave up, or the router does not serve; says why.
@@ -102,7 +110,7 @@ def _start(
         _tell(display, router.restart_if_ended())
         display.show(loading_line(view))
         if stop.wait(_LOOK_S):
-            return False
+            return ""
     address = _address(config)
     deadline_s = clock.now() + _ROUTER_READY_S
     while not is_serving(address):
@@ -111,10 +119,9 @@ def _start(
         if clock.now() > deadline_s:
             raise TandemError(f"the router does not serve at {address} after {_ROUTER_READY_S:.0f} s")
         if stop.wait(_LOOK_S):
-            return False
+            return ""
     display.clear()
-    print(ready_line(address, view, clock.now() - begin_s), flush=True)
-    return True
+    return ready_line(address, view, clock.now() - begin_s)
 
 
 def ready_line(address: str, view: Overview, seconds: float) -> str:

@@ -13,6 +13,7 @@ __all__ = ["RouterProcess"]
 
 _MOST_RESTARTS = 5
 _STABLE_S = 30.0
+_PAUSE_S = 0.5
 _KILL_WAIT_S = 5.0
 
 
@@ -43,7 +44,7 @@ class RouterProcess:
         return self._process.poll() if self._process else None
 
     def restart_if_ended(self) -> str:
-        """Start it again when it has ended. Returns what to tell people; empty: nothing happened.
+        """Start it again when it has ended, later after each time. Returns what to tell people; empty: nothing happened.
 
         Raises:
             TandemError: it ended too often within short time.
@@ -51,10 +52,13 @@ class RouterProcess:
         status = self.ended()
         if status is None:
             return ""
-        if self._clock.now() - self._started_s >= _STABLE_S:
+        lived_s = self._clock.now() - self._started_s
+        if lived_s >= _STABLE_S:
             self._restarts = 0
         if self._restarts >= _MOST_RESTARTS:
             raise TandemError(f"the router ended {_MOST_RESTARTS + 1} times in short succession (last {_describe(status)})")
+        if lived_s < self._restarts * _PAUSE_S:
+            return ""
         self._restarts += 1
         self.start()
         return f"the router ended ({_describe(status)}); started again"

@@ -1,0 +1,104 @@
+"""Workers as Ray actors: errors, deaths and frozen processes come out as the controller expects them."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from controller import launch  # first: it sets what Ray reads when it is imported
+from controller.launcher import WorkerDied, WorkerHandle
+from tandem.errors import CheckpointError
+from tandem.v1 import worker_pb2
+
+NUMBERS = itertools.count()
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default::ResourceWarning")]
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[Any]:
+    import ray
+
+    from tandem.config import ClusterConfig
+
+    launch._start_local(ClusterConfig(prefill=1, decode=1))
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+async def worker(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> WorkerHandle:
+    from controller import actor
+
+    @ray_here.remote
+    class Scripted:
+        def __init__(self, worker_id: str, config_json: str) -> None:
+            self._worker_id = worker_id
+
+        async def start(self) -> bytes:
+            if self._worker_id == "broken":
+                raise CheckpointError("config.json is missing")
+            if self._worker_id == "buggy":
+                raise KeyError("oops")
+            return worker_pb2.WorkerDescription(
+                worker_id=self._worker_id, pid=os.getpid(), address="127.0.0.1:1"
+            ).SerializeToString()
+
+        async def progress(self) -> tuple[int, int]:
+            return (1, 2)
+
+        async def wait_stopped(self) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+    monkeypatch.setattr(actor, "_actor_class", lambda role: Scripted)
+    monkeypatch.setattr(actor, "_PATIENCE_S", 0.2)
+    return await actor.RayLauncher().launch("prefill", f"good-{next(NUMBERS)}", "{}")
+
+
+async def started(worker: WorkerHandle) -> int:
+    return worker_pb2.WorkerDescription.FromString(await worker.start()).pid
+
+
+async def test_a_users_error_comes_out_as_it_was_raised(worker: WorkerHandle) -> None:
+    from controller.actor import RayLauncher
+
+    await worker.kill()
+    broken = await RayLauncher().launch("prefill", "broken", "{}")
+    with pytest.raises(CheckpointError, match=r"^config.json is missing$"):
+        await broken.start()
+    await broken.kill()
+    buggy = await RayLauncher().launch("prefill", "buggy", "{}")
+    with pytest.raises(WorkerDied, match="KeyError: 'oops'"):
+        await buggy.start()
+    await buggy.kill()
+
+
+async def test_the_death_of_a_process_ends_the_wait_with_one_line(worker: WorkerHandle) -> None:
+    pid = await started(worker)
+    waiting = asyncio.ensure_future(worker.wait_stopped())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as died:
+        await waiting
+    assert "\n" not in str(died.value)
+    assert len(str(died.value)) < 300
+    with pytest.raises(WorkerDied):
+        await worker.progress()
+
+
+async def test_a_frozen_process_is_gone_after_kill(worker: WorkerHandle) -> None:
+    pid = await started(worker)
+    os.kill(pid, signal.SIGSTOP)
+    await worker.kill()
+    with pytest.raises(WorkerDied):
+        await worker.progress()
+
+
+async def test_units_offered_are_those_of_the_nodes(ray_here: Any) -> None:
+    from controller.actor import RayLauncher
+
+    assert await RayLauncher().offered() == {"prefill": 1, "decode": 1}
