@@ -119,28 +119,35 @@ class HealthReporter:
         self._table = table
         self._stopped = False
         self._shown: bool | None = None
+        self._one_at_a_time = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
         table.listen(self._update)
 
     async def start(self) -> None:
-        await self._show(self._table.can_serve)
+        await self._show()
 
     async def stop(self) -> None:
         self._stopped = True
-        await self._show(False)
+        await self._show()
+
+    @property
+    def _serving(self) -> bool:
+        return self._table.can_serve and not self._stopped
 
     def _update(self) -> None:
-        serving = self._table.can_serve and not self._stopped
-        if serving != self._shown:
-            update = asyncio.ensure_future(self._show(serving))
+        if self._serving != self._shown:
+            update = asyncio.ensure_future(self._show())
             self._updates.add(update)
             update.add_done_callback(self._updates.discard)
 
-    async def _show(self, serving: bool) -> None:
-        self._shown = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for service in ("", INFERENCE, OPERATIONS):
-            await self.servicer.set(service, status)
+    async def _show(self) -> None:
+        """What is true when its turn comes, so that quick changes end with the newest."""
+        async with self._one_at_a_time:
+            self._shown = self._serving
+            statuses = health_pb2.HealthCheckResponse
+            status = statuses.SERVING if self._shown else statuses.NOT_SERVING
+            for service in ("", INFERENCE, OPERATIONS):
+                await self.servicer.set(service, status)
 
 
 def build_server(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from router.model import ServedModel
@@ -109,20 +109,21 @@ def _prompt(message: pb.GenerateRequest, model: ServedModel) -> tuple[int, ...]:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt", "is missing; set one of text, token_ids and chat")
+    ids: Sequence[int]
     if kind == "text":
         ids = model.tokenizer.encode(message.text) if message.text else []
     elif kind == "token_ids":
-        ids = list(message.token_ids.ids)
+        ids = message.token_ids.ids  # not copied before its length is known
     else:
         ids = model.tokenizer.encode_chat(_conversation(message.chat))
     if not ids:
         raise InvalidRequest(kind, "is empty; at least one token is needed")
-    _check_ids(kind, ids, model.info.vocab_size)
     longest = model.info.max_context_tokens - 1
     if len(ids) > longest:
         raise InvalidRequest(
             kind, f"the prompt has {len(ids)} tokens; with one token of answer at most {longest} fit the context"
         )
+    _check_ids(kind, ids, model.info.vocab_size)
     return tuple(ids)
 
 

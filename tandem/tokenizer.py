@@ -62,7 +62,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the model wants around it (often none)."""
-        return list(self._backend.encode(text, add_special_tokens=True).ids)
+        return self._ids_of(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Token ids of a conversation of (role, content), up to where the assistant's next message begins.
@@ -79,7 +79,11 @@ class Tokenizer:
         }
         conversation = [{"role": role, "content": content} for role, content in messages]
         text = self._render(messages=conversation, add_generation_prompt=True, **special)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._ids_of(text, add_special_tokens=False)
+
+    def _ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A batch of one: unlike `encode` it lets other threads run meanwhile, and it computes no offsets."""
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer; special tokens and ids that nobody knows have none."""

@@ -35,7 +35,7 @@ def spans(finished: pb.Finished) -> list[Span]:
         decoded = usage.completion_tokens - 1
         note = f"{finished.decode_worker} · {_tokens(decoded)}{_rate(decoded, t.decode)}"
         start = t.total - t.decode
-        result.append(Span("hand-off", t.ttft, max(start, t.ttft), f"{duration(t.handoff_exposed).strip()} exposed"))
+        result.append(Span("hand-off", t.ttft, max(start, t.ttft), f"{finished.prefill_worker} → {finished.decode_worker}"))
         result.append(Span("decode", start, t.total, note))
     return result
 

@@ -27,8 +27,9 @@ from tests.router.tools import SERVED, Bench, prompt, says, until
 class Door:
     """A bench behind a real server, and a channel to it."""
 
-    def __init__(self, bench: Bench, fleet: Fleet, channel: grpc.aio.Channel) -> None:
+    def __init__(self, bench: Bench, fleet: Fleet, channel: grpc.aio.Channel, address: str) -> None:
         self.bench = bench
+        self.address = address
         self.fleet = fleet
         self.channel = channel
         self.inference = pb_grpc.InferenceStub(channel)
@@ -53,8 +54,9 @@ async def door(bench: Bench, known: bool = True) -> AsyncIterator[Door]:
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     try:
-        async with create_channel(f"127.0.0.1:{port}") as channel:
-            yield Door(bench, fleet, channel)
+        address = f"127.0.0.1:{port}"
+        async with create_channel(address) as channel:
+            yield Door(bench, fleet, channel, address)
     finally:
         await server.stop(None)
 

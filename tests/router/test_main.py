@@ -1,0 +1,49 @@
+"""The router as a process: it listens, follows a controller, and stops in order."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.main import serve
+from tandem.config import RouterConfig
+from tandem.errors import ConfigError
+from tandem.rpc import create_channel
+from tandem.v1 import operations_pb2 as operations
+from tandem.v1 import operations_pb2_grpc as operations_grpc
+
+ANY_PORT = RouterConfig(grpc_port=0)
+NO_CONTROLLER = "127.0.0.1:1"
+
+
+async def start() -> tuple["asyncio.Task[None]", int]:
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve(ANY_PORT, NO_CONTROLLER, ready.set_result))
+    return running, await ready
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_serves_without_a_controller_and_ends_in_order(number: signal.Signals) -> None:
+    running, port = await start()
+    async with create_channel(f"127.0.0.1:{port}") as channel:
+        status = await operations_grpc.OperationsStub(channel).GetStatus(operations.GetStatusRequest())
+        assert (status.model_name, len(status.workers)) == ("", 0)
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(running, 5)
+
+
+async def test_a_port_in_use_is_told_in_one_sentence() -> None:
+    running, port = await start()
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+        await serve(RouterConfig(grpc_port=port), NO_CONTROLLER, lambda port: None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 5)
+
+
+def test_importing_the_router_brings_nothing_heavy() -> None:
+    code = "import sys, router.main; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'nixl', 'transformers', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
