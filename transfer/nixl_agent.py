@@ -68,6 +68,8 @@ class _UcxLog:
     def read(self) -> str:
         """All text so far; warnings in what is new go to our own log."""
         with self._lock:
+            # UCX writes through a buffered C stream to which we hold no pointer; None flushes them all.
+            ctypes.CDLL(None).fflush(None)
             if self._file is not None and (new := self._file.read()):
                 self._text += new
                 for line in complaints(new):

@@ -28,7 +28,7 @@ __all__ = ["OnRefused", "OnVerified", "ReaderIdentity", "Receiver"]
 _log = logging.getLogger(__name__)
 # Nothing is awaited: peers that connect need our progress, and leases are looked at for expiry.
 _IDLE_TICK_S = 0.02
-# A record is awaited but not near: a tenth of a percent of a core instead of several.
+# A record is awaited but not near: looking costs about 3 % of a core at 2 ms, and ten times that at 0.2 ms.
 _AWAITING_FACTOR = 10
 # A closing notice is believed for so long; then its writer is slow or gone.
 _CLOSING_S = 2.0

@@ -1,0 +1,417 @@
+"""Memory is owned by at most one lease, is freed exactly once, and not before its writer is silent."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from tandem.clock import FakeClock
+from tandem.errors import InvalidRequest, LeaseLost, NoRoom
+from tests.transfer.helpers import BLOCK, EPOCH, lease_table, request
+from transfer.lease import RECORD_GRACE_S, LeaseTable
+from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, Lease, LeaseState
+
+S = LeaseState
+
+
+def table(num_blocks: int = 16, num_slots: int = 4) -> tuple[LeaseTable, FakeClock]:
+    clock = FakeClock(100.0)
+    return lease_table(clock, num_blocks, num_slots, ttl_s=60.0), clock
+
+
+def reserve(leases: LeaseTable, request_id: str = "r", num_prompt: int = 10) -> Lease:
+    return leases.reserve(request(num_prompt, request_id=request_id), 1, "router", "p")
+
+
+def reach(leases: LeaseTable, state: LeaseState, request_id: str = "r") -> Lease:
+    """A lease that stands in `state`."""
+    lease = reserve(leases, request_id)
+    if state is S.RECEIVING:
+        leases.write_seen(lease.id, EPOCH)
+    elif state in (S.QUARANTINED, S.ABORTED):
+        leases.abort(lease.id, "test")
+    elif state is S.EXPIRED:
+        leases.expire(lease.expires_at)
+    if state in (S.ABORTED, S.EXPIRED):
+        leases.writer_quiet(lease.id, EPOCH, "p")
+    if state in (S.VERIFIED, S.RUNNING, S.RELEASED):
+        leases.verified(lease.id, EPOCH)
+    if state in (S.RUNNING, S.RELEASED):
+        leases.start_running(lease.id, EPOCH)
+    if state is S.RELEASED:
+        leases.release(lease.id, EPOCH)
+    assert leases.get(lease.id, EPOCH).state is state
+    return leases.get(lease.id, EPOCH)
+
+
+def free(leases: LeaseTable) -> bool:
+    return not any(leases.counts_by_state().values()) and leases.check() == []
+
+
+def test_a_reservation_holds_prompt_growth_and_one_slot() -> None:
+    leases, _ = table()
+    lease = reserve(leases, num_prompt=10)
+    assert len(lease.block_ids) == -(-(10 + 4 - 1) // BLOCK)
+    assert lease.state is S.RESERVED
+    assert leases.check() == []
+
+
+def test_a_reservation_is_all_or_nothing() -> None:
+    leases, _ = table(num_blocks=5, num_slots=4)
+    reserve(leases, "a")
+    with pytest.raises(NoRoom, match="4 KV blocks wanted, 1 free"):
+        reserve(leases, "b")
+    leases, _ = table(num_blocks=16, num_slots=1)
+    reserve(leases, "a")
+    with pytest.raises(NoRoom, match="no state slot"):
+        reserve(leases, "b")
+    assert leases.check() == []
+    assert leases.counts_by_state()["reserved"] == 1
+
+
+@pytest.mark.parametrize(("num_prompt", "field"), [(10, "max_new_tokens"), (65, "prompt")])
+def test_what_could_never_fit_is_refused_at_once_naming_the_limit(num_prompt: int, field: str) -> None:
+    leases, _ = table(num_blocks=16)
+    with pytest.raises(InvalidRequest, match="at most 64") as caught:
+        leases.reserve(request(num_prompt, max_new_tokens=60), 1, "router", "p")
+    assert caught.value.field == field
+
+
+def test_asking_again_for_the_same_attempt_gives_the_same_lease() -> None:
+    leases, _ = table()
+    assert reserve(leases).id == reserve(leases).id
+    assert leases.reserve(request(), 2, "router", "p").id != reserve(leases).id
+    with pytest.raises(NoRoom, match="another writer"):
+        leases.reserve(request(), 1, "router", "p-2")
+
+
+def test_nonce_and_id_are_new_for_every_lease() -> None:
+    leases, _ = table()
+    grants = [reserve(leases, str(i)) for i in range(4)]
+    assert len({g.id for g in grants}) == len({g.nonce for g in grants}) == 4
+
+
+def test_the_whole_life_of_a_good_lease() -> None:
+    leases, clock = table()
+    lease = reserve(leases)
+    clock.advance(1)
+    leases.write_seen(lease.id, EPOCH)
+    clock.advance(1)
+    leases.verified(lease.id, EPOCH)
+    leases.start_running(lease.id, EPOCH)
+    clock.advance(1)
+    assert leases.release(lease.id, EPOCH)
+    history = leases.get(lease.id, EPOCH).history
+    assert [(t.at_s, t.state) for t in history] == [
+        (100.0, S.RESERVED),
+        (101.0, S.RECEIVING),
+        (102.0, S.VERIFIED),
+        (102.0, S.RUNNING),
+        (103.0, S.RELEASED),
+    ]
+    assert free(leases)
+
+
+def test_a_record_may_come_before_any_notice() -> None:
+    leases, _ = table()
+    assert leases.verified(reserve(leases).id, EPOCH).state is S.VERIFIED
+
+
+@pytest.mark.parametrize("state", [S.RESERVED, S.RECEIVING])
+def test_memory_of_an_aborted_lease_waits_for_its_writer(state: LeaseState) -> None:
+    leases, _ = table()
+    lease = reach(leases, state)
+    leases.abort(lease.id, "client went away")
+    assert leases.counts_by_state()["quarantined"] == 1
+    # Nobody else gets it meanwhile.
+    others = {b for i in range(3) for b in reserve(leases, f"o{i}").block_ids}
+    assert not others & set(lease.block_ids)
+    leases.writer_quiet(lease.id, EPOCH, "p")
+    assert leases.get(lease.id, EPOCH).state is S.ABORTED
+    assert leases.check() == []
+
+
+@pytest.mark.parametrize("state", [S.VERIFIED, S.RUNNING])
+def test_memory_of_a_verified_lease_is_free_at_once_when_aborted(state: LeaseState) -> None:
+    leases, _ = table()
+    leases.abort(reach(leases, state).id, "client went away")
+    assert free(leases)
+
+
+def test_an_expired_lease_is_quarantined_and_then_free() -> None:
+    leases, clock = table()
+    lease = reserve(leases)
+    clock.advance(59.9)
+    assert leases.expire(clock.now()) == []
+    clock.advance(0.1)
+    assert [late.id for late in leases.expire(clock.now())] == [lease.id]
+    assert leases.counts_by_state()["quarantined"] == 1
+    assert leases.writer_quiet(lease.id, EPOCH, "p").state is S.EXPIRED
+    assert free(leases)
+
+
+def test_a_sign_of_life_of_the_writer_moves_the_expiry() -> None:
+    leases, clock = table()
+    lease = reserve(leases)
+    for _ in range(5):
+        clock.advance(50)
+        leases.write_seen(lease.id, EPOCH)
+        assert leases.expire(clock.now()) == []
+    clock.advance(60)
+    assert len(leases.expire(clock.now())) == 1
+
+
+@pytest.mark.parametrize("state", [S.VERIFIED, S.RUNNING])
+def test_what_is_verified_does_not_expire(state: LeaseState) -> None:
+    leases, clock = table()
+    reach(leases, state)
+    clock.advance(1e6)
+    assert leases.expire(clock.now()) == []
+
+
+def test_a_lost_record_frees_without_quarantine_once_its_writer_has_finished() -> None:
+    leases, clock = table()
+    lease = reserve(leases)
+    leases.writer_quiet(lease.id, EPOCH, "p", record_sent=True)
+    assert leases.get(lease.id, EPOCH).state is S.RESERVED
+    clock.advance(RECORD_GRACE_S)
+    assert leases.expire(clock.now())[0].state is S.EXPIRED
+    assert free(leases)
+
+
+def test_word_of_a_sent_record_does_not_overtake_the_record() -> None:
+    leases, _ = table()
+    lease = reserve(leases)
+    leases.writer_quiet(lease.id, EPOCH, "p", record_sent=True)
+    assert leases.verified(lease.id, EPOCH).state is S.VERIFIED
+
+
+def test_a_late_word_of_the_writer_does_not_touch_a_running_sequence() -> None:
+    leases, _ = table()
+    lease = reach(leases, S.RUNNING)
+    for record_sent in (True, False):
+        assert leases.writer_quiet(lease.id, EPOCH, "p", record_sent=record_sent).state is S.RUNNING
+    assert leases.writer_dead("p") == []
+    assert leases.counts_by_state()["running"] == 1
+
+
+def test_a_dead_writer_frees_all_that_waited_for_it_and_nothing_else() -> None:
+    leases, _ = table(num_blocks=32, num_slots=8)
+    for i, state in enumerate((S.RESERVED, S.RECEIVING, S.QUARANTINED, S.VERIFIED)):
+        reach(leases, state, str(i))
+    other = leases.reserve(request(request_id="x"), 1, "router", "p-2")
+    assert len(leases.writer_dead("p")) == 3
+    assert leases.get(other.id, EPOCH).state is S.RESERVED
+    assert leases.counts_by_state() == {"reserved": 1, "receiving": 0, "verified": 1, "running": 0, "quarantined": 0}
+    assert leases.check() == []
+
+
+@pytest.mark.parametrize("state", FINAL_STATES)
+def test_an_ended_lease_is_never_freed_again(state: LeaseState) -> None:
+    leases, clock = table()
+    lease = reach(leases, state)
+    again = reserve(leases, "new")  # takes the same memory
+    assert set(again.block_ids) & set(lease.block_ids)
+    assert leases.release(lease.id, EPOCH) is False
+    leases.abort(lease.id, "again")
+    leases.writer_quiet(lease.id, EPOCH, "p")
+    for act in (leases.verified, leases.start_running, leases.write_seen):
+        with pytest.raises(LeaseLost):
+            act(lease.id, EPOCH)
+    assert leases.expire(clock.now()) == []
+    assert leases.get(again.id, EPOCH).state is S.RESERVED
+    assert leases.check() == []
+
+
+def test_a_lease_of_another_life_or_writer_is_lost() -> None:
+    leases, _ = table()
+    lease = reserve(leases)
+    for act in (leases.verified, leases.start_running, leases.write_seen, leases.release, leases.get):
+        with pytest.raises(LeaseLost):
+            act(lease.id, EPOCH + 1)
+        with pytest.raises(LeaseLost):
+            act("nobody", EPOCH)
+    with pytest.raises(LeaseLost, match="not held by writer q"):
+        leases.writer_quiet(lease.id, EPOCH, "q")
+    with pytest.raises(LeaseLost):
+        leases.abort("nobody", "test")
+
+
+def test_a_lease_aborted_before_it_runs_does_not_run() -> None:
+    leases, _ = table()
+    lease = reach(leases, S.VERIFIED)
+    leases.abort(lease.id, "client went away")
+    with pytest.raises(LeaseLost, match="client went away"):
+        leases.start_running(lease.id, EPOCH)
+
+
+def test_only_a_running_sequence_is_released() -> None:
+    leases, _ = table()
+    lease = reach(leases, S.RECEIVING)
+    with pytest.raises(LeaseLost, match="not running"):
+        leases.release(lease.id, EPOCH)
+
+
+def test_find_knows_the_live_lease_of_an_attempt() -> None:
+    leases, _ = table()
+    lease = reserve(leases)
+    found = leases.find("r", 1)
+    assert found is not None
+    assert found.id == lease.id
+    assert leases.find("r", 2) is None
+    leases.writer_quiet(lease.id, EPOCH, "p")
+    assert leases.find("r", 1) is None
+
+
+def test_counts_and_ages_name_every_live_state_even_when_idle() -> None:
+    leases, clock = table()
+    assert leases.counts_by_state() == leases.oldest_age_by_state() == {state.value: 0 for state in LIVE_STATES}
+    reserve(leases, "a")
+    clock.advance(5)
+    reserve(leases, "b")
+    assert leases.oldest_age_by_state()["reserved"] == 5.0
+    assert leases.ended_by_state() == {"released": 0, "aborted": 0, "expired": 0}
+
+
+def test_check_names_memory_that_nobody_holds_or_two_hold() -> None:
+    leases, _ = table()
+    lease = reserve(leases)
+    leases._live[lease.id] = replace(lease, block_ids=lease.block_ids[1:])
+    assert leases.check() == [f"block {lease.block_ids[0]}"]
+    leases._live["thief"] = replace(lease, id="thief", block_ids=())
+    assert f"slot {lease.slot}" in leases.check()
+
+
+def test_every_state_has_its_moves_and_the_final_ones_have_none() -> None:
+    assert set(MOVES) == set(S) == set(LIVE_STATES) | set(FINAL_STATES)
+    assert all(not MOVES[state] for state in FINAL_STATES)
+    assert {target for moves in MOVES.values() for target in moves} == set(S) - {S.RESERVED}
+
+
+def test_many_threads_neither_lose_nor_share_memory() -> None:
+    leases, _ = table(num_blocks=16, num_slots=4)
+    errors: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            for i in range(150):
+                try:
+                    lease = reserve(leases, f"{name}-{i}")
+                except NoRoom:
+                    continue
+                if i % 3 == 0:
+                    leases.abort(lease.id, "test")
+                    leases.writer_quiet(lease.id, EPOCH, "p")
+                else:
+                    leases.verified(lease.id, EPOCH)
+                    leases.start_running(lease.id, EPOCH)
+                    assert leases.release(lease.id, EPOCH)
+        except AssertionError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert free(leases)
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Any order of calls, true or stale: memory always sums, is never shared, and is not reused under a writer."""
+
+    known: Bundle[Lease] = Bundle("known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases, self.clock = table(num_blocks=12, num_slots=3)
+        self.ids: list[str] = []
+        # Leases whose writer may still write: granted, and neither confirmed quiet, nor dead, nor finished with a record.
+        self.may_write: dict[str, Lease] = {}
+
+    def _act(self, act: str, lease: Lease, *args: object, **kwargs: object) -> None:
+        try:
+            getattr(self.leases, act)(lease.id, *args, **kwargs)
+        except LeaseLost:
+            return
+
+    @rule(target=known, request_id=st.integers(0, 5), num_prompt=st.integers(1, 30), writer=st.sampled_from(["p", "q"]))
+    def reserve(self, request_id: int, num_prompt: int, writer: str) -> Lease:
+        key = f"r{request_id}-{len(self.ids) // 8}"
+        try:
+            lease = self.leases.reserve(request(num_prompt, request_id=key), 1, "router", writer)
+        except NoRoom:
+            return replace(DUMMY, id="none")
+        if lease.id not in self.ids:
+            self.ids.append(lease.id)
+            self.may_write[lease.id] = lease
+            held = [other for other in self.may_write.values() if other.id != lease.id]
+            assert not any(set(other.block_ids) & set(lease.block_ids) or other.slot == lease.slot for other in held)
+        return lease
+
+    @rule(lease=known)
+    def write_seen(self, lease: Lease) -> None:
+        self._act("write_seen", lease, EPOCH)
+
+    @rule(lease=known)
+    def record(self, lease: Lease) -> None:
+        self.may_write.pop(lease.id, None)
+        self._act("verified", lease, EPOCH)
+
+    @rule(lease=known)
+    def run(self, lease: Lease) -> None:
+        self._act("start_running", lease, EPOCH)
+
+    @rule(lease=known)
+    def release(self, lease: Lease) -> None:
+        self._act("release", lease, EPOCH)
+
+    @rule(lease=known)
+    def abort(self, lease: Lease) -> None:
+        self._act("abort", lease, "test")
+
+    @rule(lease=known, sent=st.booleans())
+    def writer_quiet(self, lease: Lease, sent: bool) -> None:
+        self.may_write.pop(lease.id, None)
+        self._act("writer_quiet", lease, EPOCH, lease.writer_id, record_sent=sent)
+
+    @rule(writer=st.sampled_from(["p", "q"]))
+    def writer_dead(self, writer: str) -> None:
+        self.may_write = {i: lease for i, lease in self.may_write.items() if lease.writer_id != writer}
+        self.leases.writer_dead(writer)
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.leases.expire(self.clock.now())
+
+    @rule(lease=known)
+    def stale(self, lease: Lease) -> None:
+        self._act("release", lease, EPOCH - 1)
+        self._act("writer_quiet", lease, EPOCH, "stranger")
+
+    @invariant()
+    def pools_sum_and_nothing_is_shared(self) -> None:
+        assert self.leases.check() == []
+        live = [lease for i in self.ids if (lease := self.leases.get(i, EPOCH)).state in LIVE_STATES]
+        blocks = [block for lease in live for block in lease.block_ids]
+        assert len(blocks) == len(set(blocks))
+        assert len({lease.slot for lease in live}) == len(live)
+        assert sum(self.leases.counts_by_state().values()) == len(live)
+        assert self.leases.num_awaited == sum(lease.state in AWAITED_STATES for lease in live)
+
+    @invariant()
+    def memory_that_may_be_written_is_not_free(self) -> None:
+        for lease_id in self.may_write:
+            assert self.leases.get(lease_id, EPOCH).state in LIVE_STATES
+
+
+DUMMY = Lease("", EPOCH, b"", request(), 1, "router", "p", (), 0, 0.0, ())
+LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeaseMachine = LeaseMachine.TestCase
