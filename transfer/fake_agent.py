@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tandem.clock import Clock
 from tandem.errors import PeerRefused, TransferFailed
 from transfer.agent import XferHandle, XferState
-from transfer.layout import CacheLayout
+from transfer.layout import CacheLayout, Kind
 from transfer.plan import Indices
 
 __all__ = ["FakeAgent", "FakeFabric", "Faults"]
@@ -30,7 +30,8 @@ class Faults:
 
     write_fails: it ends FAILED after half of its items. write_hangs: half of its items land, and it never ends.
     notify_lost, notify_doubled: per notification. notify_changed: one byte of it flips.
-    state_changed: one bit of the written memory flips on the way.
+    state_changed: per write of state, one bit of it flips on the way. Keys and values are not flipped: the record's checksum
+    is over the state alone, and the transport answers for the rest.
     """
 
     delay_s: tuple[float, float] = (0.0, 0.0)
@@ -133,7 +134,7 @@ class FakeFabric:
         for local, remote in zip(write.local[:count].tolist(), write.remote[:count].tolist(), strict=True):
             target.item(remote)[:] = write.source.item(local)
             self.num_landed_items += 1
-        if write.changed and count:
+        if write.changed and count and target.kind(int(write.remote[0])) == "state":
             target.item(int(write.remote[0]))[0] ^= 1
 
 
@@ -161,10 +162,13 @@ class FakeAgent:
 
     def item(self, index: int) -> NDArray[np.uint8]:
         """The bytes of one descriptor of this agent's memory."""
-        assert self._layout is not None, "register first"
-        group = max(i for i, first in enumerate(self._layout.firsts) if first <= index)
-        item: NDArray[np.uint8] = self._views[group][index - self._layout.firsts[group]]
+        layout, group = self._group(index)
+        item: NDArray[np.uint8] = self._views[group][index - layout.firsts[group]]
         return item
+
+    def kind(self, index: int) -> Kind:
+        layout, group = self._group(index)
+        return layout.groups[group].kind
 
     def add_peer(self, metadata: bytes, remote: CacheLayout) -> str:
         peer = metadata.decode()
@@ -202,6 +206,10 @@ class FakeAgent:
 
     def close(self) -> None:
         self._fabric.kill(self.name)
+
+    def _group(self, index: int) -> tuple[CacheLayout, int]:
+        assert self._layout is not None, "register first"
+        return self._layout, max(i for i, first in enumerate(self._layout.firsts) if first <= index)
 
     def _start(self, peer: str, local: Indices, remote: Indices, *, reads: bool) -> XferHandle:
         if peer not in self._peers:
