@@ -162,9 +162,11 @@ async def test_before_any_worker_is_known_the_answer_is_unavailable() -> None:
 async def test_a_deadline_reaches_the_workers() -> None:
     bench = Bench(script=Script(step_s=3600))
     async with door(bench) as it:
-        error = await refusal(it.inference.Generate(prompt(), timeout=0.2))
+        call = it.inference.Generate(prompt(), timeout=1)
+        await until(lambda: bench.pipeline.num_by_phase["decoding"])
+        error = await refusal(call)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not bench.cluster.num_running)
+        await until(lambda: bench.ended and not bench.cluster.num_running)
         bench.assert_nothing_is_left()
 
 
@@ -174,7 +176,7 @@ async def test_a_client_that_leaves_frees_both_workers() -> None:
         call = it.inference.Generate(prompt(max_new_tokens=400))
         await call.read()
         call.cancel()
-        await until(lambda: not bench.pipeline.num_by_phase)
+        await until(lambda: bench.ended)
         assert all(len(keys) == 1 for keys in bench.cluster.cancels().values())
         await until(lambda: not bench.cluster.num_running)
         bench.assert_nothing_is_left()
