@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _GONE_POLL_S = 0.05
 _PATIENCE_S = 2.0
+_CREATION_S = 5.0
 _OWNER_LOOK_S = 1.0
 
 
@@ -78,6 +79,7 @@ class _RayWorker:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._pid_here = 0  # of a worker on the controller's own node, else 0
+        self._created = False
 
     async def start(self) -> bytes:
         text: bytes = await _call(self._actor.start.remote())
@@ -87,7 +89,9 @@ class _RayWorker:
         return text
 
     async def progress(self) -> tuple[int, int]:
-        return await _call(self._actor.progress.remote())
+        progress: tuple[int, int] = await _call(self._actor.progress.remote())
+        self._created = True
+        return progress
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
         return await _call(self._actor.connect.remote(peers))
@@ -102,7 +106,15 @@ class _RayWorker:
         await _call(self._actor.stop.remote())
 
     async def kill(self) -> None:
-        """Ray's kill asks the process itself; one on this node that is frozen needs the signal."""
+        """Ray's kill asks the process itself; one on this node that is frozen needs the signal.
+
+        Ray 2.60 never frees the unit of an actor that is killed between the lease of its process and its creation, so a
+        new one is left to come up first.
+        """
+        if not self._created:
+            with contextlib.suppress(WorkerDied, TimeoutError):
+                async with asyncio.timeout(_CREATION_S):
+                    await self.progress()
         await asyncio.to_thread(ray.kill, self._actor)
         asked_s = time.monotonic()
         while await self._answers():

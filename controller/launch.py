@@ -19,7 +19,8 @@ from tandem.errors import TandemError
 
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
 # machine's own and listens on every interface, unless told that it is on one of the systems where it keeps to loopback.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Its workers' niceness of 15 would let every other process go first: before a token, that is.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY)
 

@@ -66,6 +66,7 @@ def run_in_foreground(config: ClusterConfig) -> int:
 def _run(config: ClusterConfig, out: TextIO) -> int:
     stop = _StopRequest()
     clock = MonotonicClock()
+    begin_s = clock.now()
     display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
     display.show("starting Ray")
     try:
@@ -80,7 +81,7 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
     router = RouterProcess(config.router, cluster.address, clock)
     try:
         if line := _start(config, cluster, router, stop, display, clock):
-            print(line, file=out, flush=True)
+            print(f"{line}, after {clock.now() - begin_s:.1f} s", file=out, flush=True)
             _watch(cluster, router, stop)
     finally:
         display.clear()
@@ -102,7 +103,6 @@ def _start(
     Raises:
         TandemError: a pool gave up, or the router does not serve; says why.
     """
-    begin_s = clock.now()
     router.start()  # it takes a while to begin; membership comes to it when there is some
     while not (view := cluster.overview()).is_ready():
         if failure := view.failure():
@@ -121,12 +121,12 @@ def _start(
         if stop.wait(_LOOK_S):
             return ""
     display.clear()
-    return ready_line(address, view, clock.now() - begin_s)
+    return ready_line(address, view)
 
 
-def ready_line(address: str, view: Overview, seconds: float) -> str:
+def ready_line(address: str, view: Overview) -> str:
     pools = ", ".join(f"{pool.ready} {role}" for role, pool in view.pools.items())
-    return f"ready at {address}: {view.model_name}, {pools}, after {seconds:.1f} s"
+    return f"ready at {address}: {view.model_name}, {pools}"
 
 
 def _watch(cluster: ClusterHandle, router: RouterProcess, stop: _StopRequest) -> None:

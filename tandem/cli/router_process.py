@@ -37,7 +37,7 @@ class RouterProcess:
     def start(self) -> None:
         """In a process group of its own: Ctrl-C in the terminal reaches `up` alone, which stops things in order."""
         self._started_s = self._clock.now()
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, process_group=0)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
 
     def ended(self) -> int | None:
         """Its exit status when it is no more."""

@@ -67,7 +67,7 @@ async def started(worker: WorkerHandle) -> int:
 async def test_a_users_error_comes_out_as_it_was_raised(worker: WorkerHandle) -> None:
     from controller.actor import RayLauncher
 
-    await worker.kill()
+    await worker.kill()  # right after its launch; its unit must be free for the next
     broken = await RayLauncher().launch("prefill", "broken", "{}")
     with pytest.raises(CheckpointError, match=r"^config.json is missing$"):
         await broken.start()
