@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,12 +53,14 @@ class _Write:
     outcome: XferState
     changed: bool = False
     reads: bool = False
+    posted_s: float = 0.0
     state: XferState = XferState.IN_PROGRESS
 
 
 @dataclass(slots=True)
 class FakeFabric:
-    """Connects `FakeAgent`s. `faults` may be replaced at any time and holds for what is posted from then on."""
+    """Connects `FakeAgent`s. `faults` may be replaced at any time and holds for what is posted from then on.
+    on_land(target, descriptor index, when the write was posted): called for every item that lands, to see who owns it."""
 
     clock: Clock
     seed: int = 0
@@ -66,6 +68,7 @@ class FakeFabric:
     agents: dict[str, FakeAgent] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     num_landed_items: int = 0
+    on_land: Callable[[str, int, float], None] | None = None
     _random: random.Random = field(init=False)
     _writes: list[_Write] = field(default_factory=list)
     _mail: list[tuple[float, str, str, bytes]] = field(default_factory=list)
@@ -87,7 +90,8 @@ class FakeFabric:
         self._mail = [letter for letter in self._mail if name not in letter[1:3]]
 
     def start(self, write: _Write) -> None:
-        write.due_s = self.clock.now() + self._random.uniform(*self.faults.delay_s)
+        write.posted_s = self.clock.now()
+        write.due_s = write.posted_s + self._random.uniform(*self.faults.delay_s)
         chance = self._random.random()
         if write.target in self.dead or chance < self.faults.write_fails:
             write.outcome = XferState.FAILED
@@ -132,6 +136,8 @@ class FakeFabric:
     def _land(self, write: _Write, count: int) -> None:
         target = self.agents[write.target]
         for local, remote in zip(write.local[:count].tolist(), write.remote[:count].tolist(), strict=True):
+            if self.on_land is not None:
+                self.on_land(write.target, remote, write.posted_s)
             target.item(remote)[:] = write.source.item(local)
             self.num_landed_items += 1
         if write.changed and count and target.kind(int(write.remote[0])) == "state":

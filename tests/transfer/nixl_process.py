@@ -70,6 +70,9 @@ def decode_process(name: str, config: TransferConfig, pipe: Connection) -> None:
             arrived.wait(20)
             arrived.clear()
             pipe.send(outcomes.pop() if outcomes else None)
+        elif command[0] == "finish":
+            leases.start_running(command[1], EPOCH)
+            pipe.send(leases.release(command[1], EPOCH))
         elif command[0] == "bytes":
             pipe.send(sequence_bytes(memory, *command[1:]))
         elif command[0] == "state":

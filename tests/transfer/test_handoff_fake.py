@@ -25,7 +25,7 @@ from tests.transfer.helpers import (
 )
 from transfer.fake_agent import Faults
 from transfer.handoff import HandoffResult
-from transfer.lease_state import Lease, LeaseState
+from transfer.lease_state import AWAITED_STATES, Lease, LeaseState
 from transfer.record import HandoffRecord, WriteNotice, clock_id, decode_message
 
 
@@ -594,6 +594,7 @@ def test_the_sender_sleeps_when_nothing_is_in_flight() -> None:
 def test_under_all_faults_what_is_verified_is_right_and_what_is_free_is_silent(seed: int) -> None:
     faults = Faults((0.0, 0.3), write_fails=0.03, write_hangs=0.03, notify_lost=0.1, notify_doubled=0.2, notify_changed=0.1)
     pair = Pair(replace(faults, state_changed=0.05), seed, TransferConfig(timeout_s=2.0))
+    pair.fabric.on_land = lambda _, index, posted_s: assert_owned(pair, index, posted_s)
     expected = sequence_bytes(pair.memory, (3, 9, 5), 2)
     numbers = itertools.count()
     seen = 0
@@ -612,6 +613,20 @@ def test_under_all_faults_what_is_verified_is_right_and_what_is_free_is_silent(s
     pair.decode.receiver.step()
     held = {state: n for state, n in pair.decode.leases.counts_by_state().items() if n}
     assert set(held) <= {"verified"}
+
+
+def assert_owned(pair: Pair, index: int, posted_s: float) -> None:
+    """The rule whose breach nobody would see: what lands belongs to a lease that was there when the write was posted and still
+    waits for it; not to free memory, and not to a later owner."""
+    layout = pair.decode.layout
+    group = max(i for i, first in enumerate(layout.firsts) if first <= index)
+    item, kind = index - layout.firsts[group], layout.groups[group].kind
+    owners = [
+        lease
+        for lease in pair.decode.leases._live.values()
+        if (item in lease.block_ids if kind == "kv" else item == lease.slot) and lease.history[0].at_s <= posted_s
+    ]
+    assert [lease.state in (*AWAITED_STATES, LeaseState.QUARANTINED) for lease in owners] == [True]
 
 
 def attempt(pair: Pair, request_id: str) -> None:
