@@ -1,0 +1,52 @@
+"""Nothing outlives `up`, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.reaper import marked
+
+# A parent that starts the reaper, and a descendant two steps down that left its process group and its session.
+PARENT = """
+import os, subprocess, sys, time
+from tandem.cli.reaper import MARK, start_reaper
+reaper = start_reaper()
+child = subprocess.Popen([sys.executable, "-S", "-c",
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'],"
+    " start_new_session=True); time.sleep(60)"], start_new_session=True)
+print(os.environ[MARK], reaper, flush=True)
+time.sleep(60)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_descendants_and_the_reaper_go_with_the_parent(ending: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        mark, reaper = parent.stdout.readline().split()
+        deadline = time.monotonic() + 10
+        while len(marked(mark)) < 2 and time.monotonic() < deadline:
+            os.sched_yield()
+        assert len(marked(mark)) == 2
+        parent.send_signal(ending)
+        parent.wait(10)
+        while (marked(mark) or is_alive(int(reaper))) and time.monotonic() < deadline:
+            os.sched_yield()
+        assert marked(mark) == []
+        assert not is_alive(int(reaper))
+
+
+def test_processes_of_others_carry_no_mark() -> None:
+    assert marked("0" * 32) == []

@@ -1,0 +1,77 @@
+"""`status`: the JSON object that tools rely on, and the table for people."""
+
+import pytest
+
+from tandem.cli import main as cli
+from tandem.cli.status import as_json, as_text
+from tandem.v1 import operations_pb2
+
+STATUS = operations_pb2.Status(
+    model_name="embedded",
+    model_fingerprint="abc123",
+    workers=[
+        operations_pb2.WorkerStatus(
+            id="prefill-7f3a-1",
+            role="prefill",
+            state="ready",
+            pid=42,
+            node="here",
+            address="127.0.0.1:4000",
+            transport="cma",
+            queue=3,
+            running=1,
+            kv_blocks=operations_pb2.UsedOfTotal(used=5, total=100),
+            state_slots=operations_pb2.UsedOfTotal(used=1, total=64),
+        ),
+        operations_pb2.WorkerStatus(id="decode-7f3a-12", role="decode", state="draining"),
+    ],
+    leases={"ready": 2},
+    requests={"queued": 3, "decoding": 0},
+    pools={
+        "prefill": operations_pb2.PoolSize(wanted=1, ready=1),
+        "decode": operations_pb2.PoolSize(wanted=2, ready=1, reason="2 wanted, nodes offer 1 unit"),
+    },
+)
+
+
+def test_json_has_the_promised_names() -> None:
+    data = as_json(STATUS)
+    assert set(data) == {"model", "workers", "leases", "requests", "pools"}
+    assert data["model"] == {"name": "embedded", "fingerprint": "abc123"}
+    assert data["leases"] == {"ready": 2}
+    assert data["requests"] == {"queued": 3, "decoding": 0}
+    assert data["workers"][0] == {
+        "id": "prefill-7f3a-1",
+        "role": "prefill",
+        "state": "ready",
+        "pid": 42,
+        "node": "here",
+        "address": "127.0.0.1:4000",
+        "transport": "cma",
+        "queue": 3,
+        "running": 1,
+        "kv_blocks": {"used": 5, "total": 100},
+        "state_slots": {"used": 1, "total": 64},
+    }
+
+
+def test_the_table_is_aligned_and_gives_reasons() -> None:
+    lines = as_text(STATUS).splitlines()
+    assert "decode    1 of 2 ready  (2 wanted, nodes offer 1 unit)" in lines
+    assert "requests  3 queued" in lines
+    header, first, second = lines[-3:]
+    assert header.index("ROLE") == first.index("prefill ", 3) == second.index("decode ", 3)
+    assert first.endswith("5/100         1/64")
+
+
+def test_an_empty_cluster_has_a_status_too() -> None:
+    assert "none yet" in as_text(operations_pb2.Status())
+    assert as_json(operations_pb2.Status())["workers"] == []
+
+
+def test_without_a_router_it_says_what_to_do_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--address", "127.0.0.1:1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "tandem up" in err
+    assert err.count("\n") == 1

@@ -1,0 +1,107 @@
+"""What `up` refuses before anything is started, and the configuration that it makes."""
+
+import argparse
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.up import add_parser, check_model, choose_ports, cluster_config
+from tandem.config import ClusterConfig, ModelSource, RouterConfig, WorkerConfig
+from tandem.errors import CheckpointError, ConfigError, TandemError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["up", *words])
+
+
+def test_without_options_it_is_the_default_cluster() -> None:
+    assert cluster_config(parse()) == ClusterConfig()
+
+
+def test_every_option_reaches_its_place() -> None:
+    config = cluster_config(
+        parse(
+            *(
+                "--model",
+                "owner/name",
+                "--prefill",
+                "2",
+                "--decode",
+                "3",
+                "--host",
+                "::1",
+                "--grpc-port",
+                "1",
+                "--http-port",
+                "2",
+            ),
+            *("--dtype", "float32", "--max-context-tokens", "99", "--memory-gib", "0.5", "--chunk-tokens", "7"),
+            *("--block-size-tokens", "16"),
+        )
+    )
+    assert config.worker.model == ModelSource("owner/name", "float32", 99)
+    assert (config.prefill, config.decode) == (2, 3)
+    assert (config.router.host, config.router.grpc_port, config.router.http_port) == ("::1", 1, 2)
+    assert (config.worker.cache.budget_bytes, config.worker.cache.block_size_tokens) == (512 * 1024**2, 16)
+    assert config.worker.prefill.chunk_tokens == 7
+
+
+def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"prefill": 4, "decode": 5, "router": {"max_queue": 9, "grpc_port": 1234}}))
+    config = cluster_config(parse("--config", str(file), "--decode", "6", "--grpc-port", "4321"))
+    assert (config.prefill, config.decode, config.router.max_queue, config.router.grpc_port) == (4, 6, 9, 4321)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--prefill", "0"), "--prefill"),
+        (("--decode", "-1"), "--decode"),
+        (("--grpc-port", "70000"), "--grpc-port"),
+        (("--memory-gib", "0"), "--memory-gib"),
+        (("--memory-gib", "nan"), "--memory-gib"),
+        (("--chunk-tokens", "0"), "--chunk-tokens"),
+        (("--config", "/does/not/exist.json"), "/does/not/exist.json"),
+    ],
+)
+def test_a_number_or_file_that_cannot_be_used_is_named(words: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        cluster_config(parse(*words))
+
+
+def test_a_port_in_use_is_refused_with_the_option_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = ClusterConfig(router=RouterConfig(grpc_port=other.getsockname()[1]))
+        with pytest.raises(TandemError, match=r"in use.*--grpc-port"):
+            choose_ports(config)
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(TandemError, match=r"cannot listen on 192\.0\.2\.77"):
+        choose_ports(ClusterConfig(router=RouterConfig(host="192.0.2.77")))
+
+
+def test_port_0_becomes_a_real_port_before_the_router_starts() -> None:
+    assert choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0))).router.grpc_port > 0
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "nothing", "a/b/c"])
+def test_what_is_neither_folder_nor_hub_id_is_refused_at_once(path: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        check_model(ClusterConfig(worker=WorkerConfig(model=ModelSource(path))))
+
+
+def test_a_folder_without_a_config_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        check_model(ClusterConfig(worker=WorkerConfig(model=ModelSource(str(tmp_path)))))
+
+
+def test_the_embedded_model_and_a_hub_id_pass() -> None:
+    for path in ("", "owner/name"):
+        config = ClusterConfig(worker=WorkerConfig(model=ModelSource(path)))
+        assert check_model(config) == config
