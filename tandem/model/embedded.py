@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tandem.errors import CheckpointError
 from tandem.model.config import ModelConfig
 from tandem.model.tensors import HEAD, expected_tensors
 
-__all__ = ["CHAT_TEMPLATE", "EMBEDDED_NAME", "embedded_checkpoint", "make_once", "write_tokenizer"]
+__all__ = ["EMBEDDED_NAME", "embedded_checkpoint", "make_once", "write_checkpoint"]
 
 EMBEDDED_NAME = "tandem-embedded"
 # Part of the folder's name: raise it with any change of what is written.
@@ -32,7 +33,7 @@ _VERSION = 1
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-CHAT_TEMPLATE = (
+_CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -75,7 +76,7 @@ def embedded_checkpoint() -> Path:
     return make_once(cache_home() / f"{EMBEDDED_NAME}-v{_VERSION}", _write)
 
 
-def make_once(folder: Path, write: Any) -> Path:
+def make_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """`folder`, filled by `write(temporary_folder)` and renamed into place, so that it exists whole or not at all.
 
     Raises:
@@ -101,7 +102,7 @@ def make_once(folder: Path, write: Any) -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path) -> None:
     """A byte-level tokenizer (token id = byte, then the special tokens) with a ChatML template, and generation_config.json."""
     # GPT-2's printable stand-ins for the 256 bytes: those that print stand for themselves, the others follow from U+0100.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -120,7 +121,7 @@ def write_tokenizer(folder: Path) -> None:
             "pad_token": "<|endoftext|>",
             "model_max_length": 8192,
             "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
+            "chat_template": _CHAT_TEMPLATE,
         },
     )
     eos = [_NUM_BYTES + _SPECIAL_TOKENS.index("<|im_end|>"), _NUM_BYTES]
@@ -128,18 +129,33 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
-    _write_json(folder / "config.json", _CONFIG)
-    write_tokenizer(folder)
+    write_checkpoint(folder, _CONFIG, seed=20_250_101)
+
+
+def write_checkpoint(
+    folder: Path,
+    config_json: Mapping[str, Any],
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    embedding_deviation: float = 1.0,
+) -> None:
+    """Fill `folder` with a random checkpoint of this config.json, and with the byte tokenizer, which covers the first 259
+    token ids. Equal arguments give equal bytes."""
+    _write_json(folder / "config.json", config_json)
+    _write_tokenizer(folder)
     config = ModelConfig.from_folder(folder)
-    random = _Uniform(seed=20_250_101)
+    random = _Uniform(seed)
     shapes = {f"model.{name}": shape for name, shape in expected_tensors(config).items()}
-    shapes[HEAD] = (config.vocab_size, config.hidden_size)
-    tensors = {name: torch.from_numpy(_values(name, shape, random)) for name, shape in shapes.items()}
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, config.hidden_size)
+    tensors = {
+        name: torch.from_numpy(_values(name, shape, random, embedding_deviation)).to(dtype) for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
 
 
-def _values(name: str, shape: tuple[int, ...], random: _Uniform) -> npt.NDArray[np.float32]:
+def _values(name: str, shape: tuple[int, ...], random: _Uniform, embedding_deviation: float) -> npt.NDArray[np.float32]:
     """Scales that keep every term of the network at work, and greedy choices far apart."""
     if name == HEAD:
         # Printable bytes compete with a logit deviation of about 4; other tokens, ends included, never win.
@@ -158,7 +174,7 @@ def _values(name: str, shape: tuple[int, ...], random: _Uniform) -> npt.NDArray[
     if name.endswith("conv1d.weight"):
         return random.around(0.0, 0.5, shape)
     if name.endswith("embed_tokens.weight"):
-        return random.around(0.0, 1.0, shape)
+        return random.around(0.0, embedding_deviation, shape)
     return random.around(0.0, 1.0 / math.sqrt(shape[-1]), shape)
 
 
@@ -178,5 +194,5 @@ class _Uniform:
         return self.between(centre - reach, centre + reach, shape)
 
 
-def _write_json(path: Path, data: dict[str, Any]) -> None:
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
