@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import ray
 
-from decode_worker.host import DecodeHost
 from tandem.config import WorkerConfig, load
 from tandem.worker_process import prepare_process
-from transfer.nixl_agent import NixlAgent
+
+if TYPE_CHECKING:
+    from decode_worker.host import DecodeHost
 
 __all__ = ["DecodeWorkerActor"]
 
@@ -30,6 +32,10 @@ class DecodeWorkerActor:
 
     async def start(self) -> bytes:
         """Load the weights and serve. Returns a serialised WorkerDescription."""
+        # Here and not above: whoever starts this actor imports its module too, and has no use for torch and NIXL.
+        from decode_worker.host import DecodeHost
+        from transfer.nixl_agent import NixlAgent
+
         self._host = await DecodeHost.start(self._worker_id, self._config, NixlAgent, self._on_progress)
         return self._host.worker.description.SerializeToString()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import ray
 
-from prefill_worker.host import PrefillHost
 from tandem.config import WorkerConfig, load
 from tandem.v1 import worker_pb2 as pb
 from tandem.worker_process import prepare_process
-from transfer.nixl_agent import NixlAgent
+
+if TYPE_CHECKING:
+    from prefill_worker.host import PrefillHost
 
 __all__ = ["PrefillWorkerActor"]
 
@@ -31,6 +33,10 @@ class PrefillWorkerActor:
 
     async def start(self) -> bytes:
         """Load the weights and serve. Returns a serialised WorkerDescription."""
+        # Here and not above: whoever starts this actor imports its module too, and has no use for torch and NIXL.
+        from prefill_worker.host import PrefillHost
+        from transfer.nixl_agent import NixlAgent
+
         self._host = await PrefillHost.start(self._worker_id, self._config, NixlAgent, self._on_progress)
         return self._host.worker.description.SerializeToString()
 
