@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.reaper import marked
+from tandem.cli.reaper import descendants, marked
 
 # A parent that starts the reaper, and a descendant two steps down that left its process group and its session.
 PARENT = """
@@ -46,6 +46,23 @@ def test_descendants_and_the_reaper_go_with_the_parent(ending: signal.Signals) -
             os.sched_yield()
         assert marked(mark) == []
         assert not is_alive(int(reaper))
+
+
+def test_a_descendant_that_overwrote_its_environment_goes_too() -> None:
+    code = PARENT.replace('[sys.executable, "-S", "-c",', "['env', '-i', sys.executable, \"-S\", \"-c\",")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        mark, _ = parent.stdout.readline().split()
+        time.sleep(1.5)  # the reaper looks every second
+        below = descendants(parent.pid)
+        assert len(below) == 3
+        assert marked(mark) == []
+        parent.kill()
+        parent.wait(10)
+        deadline = time.monotonic() + 10
+        while any(is_alive(pid) for pid, _ in below) and time.monotonic() < deadline:
+            os.sched_yield()
+        assert [pid for pid, _ in below if is_alive(pid)] == []
 
 
 def test_processes_of_others_carry_no_mark() -> None:

@@ -1,0 +1,214 @@
+"""`tandem up` for real: Ray, NIXL and gRPC processes, from the ready line to the last process gone."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+READY_S = 150
+PROMPT = "Once upon a time"
+
+
+def tandem(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tandem.cli.main", *words]
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(tandem(*words), capture_output=True, text=True, timeout=60, check=False)
+
+
+def eventually(condition: Callable[[], Any], seconds: float) -> Any:
+    """The condition's first true value; the last one when time is up."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return value
+
+
+class Up:
+    """One `tandem up`, and all that it ever started."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._stderr = folder / "stderr"
+        with self._stderr.open("w") as stderr:
+            self.process = subprocess.Popen(
+                tandem("up", "--grpc-port", "0", "--http-port", "0", "--memory-gib", "0.5", *words),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self._seen: dict[int, psutil.Process] = {}
+
+    def ready_line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready"), self.stderr()
+        return line
+
+    def address(self) -> str:
+        return self.ready_line().split()[2].rstrip(":,")
+
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    def note_descendants(self) -> list[psutil.Process]:
+        """Remember every process that there is now below `up`."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                self._seen[process.pid] = process
+        return list(self._seen.values())
+
+    def left_over(self) -> list[psutil.Process]:
+        return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def status(address: str) -> dict[str, Any]:
+    done = call("status", "--json", "--address", address)
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+def answer(address: str) -> list[int]:
+    done = call("generate", PROMPT, "--max-new-tokens", "12", "--json", "--address", address)
+    assert done.returncode == 0, done.stderr
+    token_ids: list[int] = json.loads(done.stdout)["token_ids"]
+    return token_ids
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    cluster = Up(tmp_path_factory.mktemp("up"))
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture(scope="module")
+def address(up: Up) -> str:
+    return up.address()
+
+
+def test_a_ready_cluster_answers_and_shows_both_pools(up: Up, address: str) -> None:
+    assert len(answer(address)) == 12
+    data = status(address)
+    assert [worker["role"] for worker in data["workers"]] == ["prefill", "decode"]
+    assert {worker["state"] for worker in data["workers"]} == {"ready"}
+    assert data["model"]["name"]
+    assert data["model"]["fingerprint"]
+
+
+def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
+    listening = [
+        (process.name(), connection.laddr.ip)
+        for process in up.note_descendants()
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert [(name, ip) for name, ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_killed_worker_is_replaced_under_a_new_id_and_answers_stay_the_same(up: Up, address: str, role: str) -> None:
+    up.note_descendants()
+    before, (victim,) = answer(address), [w for w in status(address)["workers"] if w["role"] == role]
+    psutil.Process(victim["pid"]).kill()
+
+    def replaced() -> list[Any]:
+        workers = [w for w in status(address)["workers"] if w["role"] == role and w["state"] == "ready"]
+        return [w for w in workers if w["id"] != victim["id"]]
+
+    assert eventually(replaced, 60), up.stderr()
+    assert answer(address) == before
+
+
+def test_a_killed_router_comes_back_at_its_address(up: Up, address: str) -> None:
+    (router,) = [p for p in up.note_descendants() if p.is_running() and "router" in p.cmdline()]
+    router.kill()
+    assert eventually(lambda: call("generate", "a", "--max-new-tokens", "1", "--address", address).returncode == 0, 60)
+    assert "the router ended (signal 9); started again" in up.stderr()
+
+
+def test_sigterm_ends_with_0_and_leaves_no_process(up: Up, address: str) -> None:
+    up.note_descendants()
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(60) == 0
+    assert eventually(lambda: not up.left_over(), 10), up.left_over()
+    assert up.process.stdout is not None
+    assert up.process.stdout.read() == ""  # one line on stdout, no more
+    assert "Traceback" not in up.stderr()
+
+
+@pytest.fixture
+def one_up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*words: str) -> Up:
+        started.append(Up(tmp_path, *words))
+        return started[-1]
+
+    yield start
+    for cluster in started:
+        cluster.end()
+
+
+def test_a_killed_up_takes_everything_with_it(one_up: Callable[..., Up]) -> None:
+    cluster = one_up()
+    cluster.ready_line()
+    assert len(cluster.note_descendants()) >= 6
+    cluster.process.kill()
+    assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
+
+
+def test_a_signal_while_it_starts_ends_with_0_and_leaves_no_process(one_up: Callable[..., Up]) -> None:
+    cluster = one_up()
+    assert eventually(lambda: len(cluster.note_descendants()) >= 4, 60)
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.process.wait(90) == 0, cluster.stderr()
+    cluster.note_descendants()
+    assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
+    assert "Traceback" not in cluster.stderr()
+
+
+def test_a_broken_checkpoint_ends_it_with_one_sentence(one_up: Callable[..., Up], tmp_path: Path) -> None:
+    from tandem.model.embedded import embedded_checkpoint
+
+    folder = tmp_path / "broken"
+    shutil.copytree(embedded_checkpoint(), folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:4096])
+    cluster = one_up("--model", str(folder))
+    assert cluster.process.wait(READY_S) == 1
+    sentence = cluster.stderr().splitlines()[-1]
+    assert sentence.startswith("tandem: ")
+    assert str(folder) in sentence
+    assert "Traceback" not in cluster.stderr()
+
+
+def test_a_budget_that_holds_no_sequence_ends_it_with_one_sentence(one_up: Callable[..., Up]) -> None:
+    cluster = one_up("--memory-gib", "0.001")
+    assert cluster.process.wait(READY_S) == 1
+    assert cluster.stderr().splitlines()[-1].startswith("tandem: ")
+    assert "Traceback" not in cluster.stderr()
