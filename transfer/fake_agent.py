@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -106,6 +107,7 @@ class FakeFabric:
     _random: random.Random = field(init=False)
     _writes: list[_Write] = field(default_factory=list)
     _mail: list[tuple[float, str, str, bytes]] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # each agent may live in a thread of its own
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -119,49 +121,53 @@ class FakeFabric:
 
     def kill(self, name: str) -> None:
         """The process of `name` is gone: its own writes stop, writes to it fail, notifications to and from it vanish."""
-        self.dead.add(name)
-        self._writes = [write for write in self._writes if write.source.name != name]
-        self._mail = [letter for letter in self._mail if name not in letter[1:3]]
+        with self._lock:
+            self.dead.add(name)
+            self._writes = [write for write in self._writes if write.source.name != name]
+            self._mail = [letter for letter in self._mail if name not in letter[1:3]]
 
     def in_flight(self, target: str) -> list[tuple[object, list[int]]]:
         """(tag, descriptor indices that it may still change) of every write to `target` that has not ended."""
         return [(w.tag, w.remote[w.landed :].tolist()) for w in self._writes if w.target == target and not w.reads]
 
     def start(self, write: _Write) -> None:
-        write.posted_s = self.clock.now()
-        write.due_s = write.posted_s + self._random.uniform(*self.faults.delay_s)
-        chance = self._random.random()
-        if write.target in self.dead or chance < self.faults.write_fails:
-            write.outcome = XferState.FAILED
-        elif chance < self.faults.write_fails + self.faults.write_hangs:
-            write.outcome = XferState.IN_PROGRESS
-        write.changed = self._random.random() < self.faults.state_changed
-        if not write.reads and self._random.random() < self.faults.read_early:
-            write.early = [write.source.item(local).copy() for local in write.local.tolist()]
-        self._writes.append(write)
-        self._tell(write.source.name, write.due_s)
+        with self._lock:
+            write.posted_s = self.clock.now()
+            write.due_s = write.posted_s + self._random.uniform(*self.faults.delay_s)
+            chance = self._random.random()
+            if write.target in self.dead or chance < self.faults.write_fails:
+                write.outcome = XferState.FAILED
+            elif chance < self.faults.write_fails + self.faults.write_hangs:
+                write.outcome = XferState.IN_PROGRESS
+            write.changed = self._random.random() < self.faults.state_changed
+            if not write.reads and self._random.random() < self.faults.read_early:
+                write.early = [write.source.item(local).copy() for local in write.local.tolist()]
+            self._writes.append(write)
+            self._tell(write.source.name, write.due_s)
 
     def post(self, source: str, target: str, message: bytes) -> None:
-        copies = 0 if self._random.random() < self.faults.notify_lost else 1
-        copies += self._random.random() < self.faults.notify_doubled
-        for _ in range(copies):
-            sent = message
-            if self._random.random() < self.faults.notify_changed:
-                at = self._random.randrange(len(message))
-                sent = message[:at] + bytes([message[at] ^ 1 << self._random.randrange(8)]) + message[at + 1 :]
-            due_s = self.clock.now() + self._random.uniform(*self.faults.delay_s)
-            self._mail.append((due_s, source, target, sent))
-            self._tell(target, due_s)
+        with self._lock:
+            copies = 0 if self._random.random() < self.faults.notify_lost else 1
+            copies += self._random.random() < self.faults.notify_doubled
+            for _ in range(copies):
+                sent = message
+                if self._random.random() < self.faults.notify_changed:
+                    at = self._random.randrange(len(message))
+                    sent = message[:at] + bytes([message[at] ^ 1 << self._random.randrange(8)]) + message[at + 1 :]
+                due_s = self.clock.now() + self._random.uniform(*self.faults.delay_s)
+                self._mail.append((due_s, source, target, sent))
+                self._tell(target, due_s)
 
     def settle(self) -> None:
         """Let everything that is due by now happen."""
-        now = self.clock.now()
-        # On a connection that was closed, what is held up does not arrive at all.
-        due = [write for write in self._writes if write.due_s <= now and (write.is_late or not self._is_held(write))]
-        if due:
-            self._writes = [write for write in self._writes if write not in due]
-        for write in due:
-            self._end(write)
+        with self._lock:
+            now = self.clock.now()
+            # On a connection that was closed, what is held up does not arrive at all.
+            due = [write for write in self._writes if write.due_s <= now and (write.is_late or not self._is_held(write))]
+            if due:
+                self._writes = [write for write in self._writes if write not in due]
+            for write in due:
+                self._end(write)
 
     def _is_held(self, write: _Write) -> bool:
         return write.source.name in self.stopped or self._is_cut(write.source.name, write.target)
@@ -191,14 +197,15 @@ class FakeFabric:
 
     def mail_for(self, target: str) -> list[tuple[str, bytes]]:
         """What is due, in order of arrival, which need not be the order of sending."""
-        now = self.clock.now()
+        with self._lock:
+            now = self.clock.now()
 
-        def arrives(letter: tuple[float, str, str, bytes]) -> bool:
-            return letter[2] == target and letter[0] <= now and not self._is_cut(letter[1], target)
+            def arrives(letter: tuple[float, str, str, bytes]) -> bool:
+                return letter[2] == target and letter[0] <= now and not self._is_cut(letter[1], target)
 
-        due = sorted(filter(arrives, self._mail), key=lambda letter: letter[0])
-        self._mail = [letter for letter in self._mail if not arrives(letter)]
-        return [(source, message) for _, source, _, message in due if target not in self.dead]
+            due = sorted(filter(arrives, self._mail), key=lambda letter: letter[0])
+            self._mail = [letter for letter in self._mail if not arrives(letter)]
+            return [(source, message) for _, source, _, message in due if target not in self.dead]
 
     def _land(self, write: _Write, count: int) -> None:
         target = self.agents[write.target]
