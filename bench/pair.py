@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tandem.config import WorkerConfig, dump, load
+from tandem.config import TrustConfig, WorkerConfig, dump, load
 from tandem.request import Request
-from tandem.rpc import create_channel
+from tandem.rpc import create_internal_channel
+from tandem.secret import Secret
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tandem.wire import request_to_wire
@@ -38,7 +40,8 @@ class Outcome:
 
 
 class WorkerPair:
-    def __init__(self, prefill: pb.WorkerDescription, decode: pb.WorkerDescription) -> None:
+    def __init__(self, prefill: pb.WorkerDescription, decode: pb.WorkerDescription, trust: Trust) -> None:
+        self._trust = trust
         self.prefill = prefill
         self.decode = decode
         self._commands: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
@@ -59,7 +62,7 @@ class WorkerPair:
             await self._opened.acquire()
 
     async def watch_prefill(self) -> None:
-        async with create_channel(self.prefill.address) as channel:
+        async with create_internal_channel(self.prefill.address, self._trust) as channel:
             async for events in pb_grpc.PrefillWorkerStub(channel).Session(self._prefill_commands()):
                 self._opened.release()
                 for event in events.first_tokens:
@@ -72,7 +75,7 @@ class WorkerPair:
                     self._fail(event)
 
     async def watch_decode(self) -> None:
-        async with create_channel(self.decode.address) as channel:
+        async with create_internal_channel(self.decode.address, self._trust) as channel:
             async for events in pb_grpc.DecodeWorkerStub(channel).Session(_decode_commands()):
                 self._opened.release()
                 for event in events.ready:
@@ -103,6 +106,7 @@ class WorkerPair:
 @asynccontextmanager
 async def worker_pair(config: WorkerConfig, prefill_overrides: dict[str, Any] | None = None) -> AsyncIterator[WorkerPair]:
     """Start both processes, pair them, open the sessions; stop all at the end."""
+    config = replace(config, trust=TrustConfig(Secret.make()))
     prefill_end, prefill = _spawn("prefill", replace(config, **(prefill_overrides or {})))
     decode_end, decode = _spawn("decode", config)
     try:
@@ -112,7 +116,7 @@ async def worker_pair(config: WorkerConfig, prefill_overrides: dict[str, Any] | 
         refused = await asyncio.to_thread(prefill_end.recv_bytes)
         if refused:
             raise RuntimeError(refused.decode())
-        pair = WorkerPair(prefill_description, decode_description)
+        pair = WorkerPair(prefill_description, decode_description, Trust.load(config.trust))
         watchers = [asyncio.create_task(pair.watch_prefill()), asyncio.create_task(pair.watch_decode())]
         await pair.opened()
         yield pair
@@ -134,7 +138,7 @@ async def _decode_commands() -> AsyncIterator[pb.DecodeCommand]:
 def _spawn(role: str, config: WorkerConfig) -> tuple[Connection, multiprocessing.process.BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(role, dump(config), theirs), daemon=True)
+    process = context.Process(target=_serve, args=(role, dump(config, with_secrets=True), theirs), daemon=True)
     process.start()
     theirs.close()
     return ours, process

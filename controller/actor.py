@@ -20,7 +20,9 @@ from controller.launcher import WorkerDied, WorkerHandle
 from controller.membership import MembershipServer
 from controller.overview import Overview
 from controller.reconcile import PREFILL, ROLES
+from tandem.config import WorkerConfig, load
 from tandem.errors import TandemError
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2
 
 __all__ = ["NAME", "NAMESPACE", "ControllerActor", "RayLauncher", "resource"]
@@ -165,6 +167,7 @@ class ControllerActor:
 
     def __init__(self, wishes: dict[str, int | None], config_json: str, host: str, owner_timeout_s: float) -> None:
         self._controller = Controller(RayLauncher(), wishes, config_json)
+        self._trust = Trust.load(load(WorkerConfig, config_json, "worker configuration").trust)
         self._host = host or _node_address()
         self._owner_timeout_s = owner_timeout_s
         self._asked_s = time.monotonic()
@@ -174,7 +177,7 @@ class ControllerActor:
     async def open(self) -> str:
         """Begin to run the pools. Returns the address of the Membership service; again the same when called again."""
         if self._server is None:
-            self._server = await MembershipServer.start(self._controller, self._host)
+            self._server = await MembershipServer.start(self._controller, self._host, self._trust)
             self._spawn(self._controller.run())
             if self._owner_timeout_s:
                 self._spawn(self._watch_owner())

@@ -151,7 +151,7 @@ def _start_controller(config: ClusterConfig, host: str) -> ClusterHandle:
     wishes = {PREFILL: config.prefill, DECODE: config.decode}
     actor_class: Any = ControllerActor
     actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
-        wishes, dump(config.worker), host, _OWNER_TIMEOUT_S
+        wishes, dump(config.worker, with_secrets=True), host, _OWNER_TIMEOUT_S
     )
     try:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from controller.controller import Controller
-from tandem.rpc import bind, create_server
+from tandem.rpc import bind, create_internal_server
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 
 __all__ = ["MembershipServer"]
@@ -34,10 +35,10 @@ class MembershipServer:
         self.address = address
 
     @classmethod
-    async def start(cls, controller: Controller, host: str) -> MembershipServer:
-        server = create_server()
+    async def start(cls, controller: Controller, host: str, trust: Trust) -> MembershipServer:
+        server = create_internal_server(trust)
         worker_pb2_grpc.add_MembershipServicer_to_server(_Membership(controller), server)
-        port = bind(server, host, 0)
+        port = bind(server, host, 0, trust.certificates)
         await server.start()
         return cls(server, f"{host}:{port}")
 

@@ -9,9 +9,10 @@ import grpc.aio
 
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
-from tandem.config import TransferConfig, WorkerConfig
+from tandem.config import TransferConfig, WorkerConfig, transfer_of
 from tandem.engine import Engine
-from tandem.rpc import bind, create_server
+from tandem.rpc import bind, create_internal_server
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from transfer.agent import TransferAgent
 
@@ -36,13 +37,14 @@ class DecodeHost:
         """Load, listen, serve.
 
         Raises:
-            ConfigError: the checkpoint, the memory budget or the port cannot be used.
+            ConfigError: the cluster secret, a certificate, the checkpoint, the memory budget or the port cannot be used.
         """
+        trust = Trust.load(config.trust)
         engine = await asyncio.to_thread(Engine.build, config, progress)
-        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, config.transfer))
-        server = create_server()
+        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)))
+        server = create_internal_server(trust)
         pb_grpc.add_DecodeWorkerServicer_to_server(DecodeService(worker), server)
-        port = bind(server, config.host, 0)
+        port = bind(server, config.host, 0, trust.certificates)
         worker.start(f"{config.host}:{port}")
         await server.start()
         return cls(worker, server)

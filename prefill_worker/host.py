@@ -9,9 +9,10 @@ import grpc.aio
 
 from prefill_worker.service import PrefillService
 from prefill_worker.worker import PrefillWorker
-from tandem.config import TransferConfig, WorkerConfig
+from tandem.config import TransferConfig, WorkerConfig, transfer_of
 from tandem.engine import Engine
-from tandem.rpc import bind, create_server
+from tandem.rpc import bind, create_internal_server
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from transfer.agent import TransferAgent
 
@@ -36,13 +37,14 @@ class PrefillHost:
         """Load, listen, serve.
 
         Raises:
-            ConfigError: the checkpoint, the memory budget or the port cannot be used.
+            ConfigError: the cluster secret, a certificate, the checkpoint, the memory budget or the port cannot be used.
         """
+        trust = Trust.load(config.trust)
         engine = await asyncio.to_thread(Engine.build, config, progress)
-        worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, config.transfer))
-        server = create_server()
+        worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)), trust)
+        server = create_internal_server(trust)
         pb_grpc.add_PrefillWorkerServicer_to_server(PrefillService(worker), server)
-        port = bind(server, config.host, 0)
+        port = bind(server, config.host, 0, trust.certificates)
         worker.start(f"{config.host}:{port}")
         await server.start()
         return cls(worker, server)

@@ -15,7 +15,8 @@ from prefill_worker.inbox import ReservationEnded
 from prefill_worker.prompt import PrefillTask
 from tandem.description import check_same_model
 from tandem.errors import HandoffError, InvalidRequest, NoRoom, PeerRefused, TandemError
-from tandem.rpc import create_channel
+from tandem.rpc import create_internal_channel
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tandem.wire import request_to_wire
@@ -52,12 +53,14 @@ class DecodePeers:
         loop: asyncio.AbstractEventLoop,
         deliver: Callable[[ReservationEnded], None],
         patience_s: float,
+        trust: Trust,
     ) -> None:
         self._sender = sender
         self._layout = layout
         self._loop = loop
         self._deliver = deliver
         self._patience_s = patience_s
+        self._trust = trust
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -70,7 +73,7 @@ class DecodePeers:
         if theirs.worker_id in self._peers:
             return
         check_same_model(ours.model, theirs.model)
-        channel = create_channel(theirs.address)
+        channel = create_internal_channel(theirs.address, self._trust)
         stub = pb_grpc.DecodeWorkerStub(channel)
         request = pb.PairRequest(writer=ours, layout_digest=self._layout.digest, agent_metadata=agent_metadata)
         try:

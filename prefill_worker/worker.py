@@ -17,6 +17,7 @@ from tandem.engine import Engine
 from tandem.errors import InvalidRequest, PeerRefused
 from tandem.mailbox import SessionHub
 from tandem.session import serve_session
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import failure_to_wire, request_from_wire
 from transfer.agent import TransferAgent
@@ -30,7 +31,7 @@ __all__ = ["PrefillWorker"]
 class PrefillWorker:
     """Made on the event loop that will serve its sessions. The step loop and the sender have a thread each."""
 
-    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
+    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent, trust: Trust) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
         self.engine = engine
@@ -47,6 +48,7 @@ class PrefillWorker:
             loop=asyncio.get_running_loop(),
             deliver=lambda ended: self._loop.inbox.put(ended),
             patience_s=config.prefill.reserve_patience_s,
+            trust=trust,
         )
         self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock)
         self._thread = threading.Thread(target=self._loop.run, name="prefill-steps", daemon=True)

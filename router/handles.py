@@ -13,7 +13,8 @@ import grpc.aio
 from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Tokens
 from router.worker import PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
 from tandem.request import FinishReason, Request
-from tandem.rpc import create_channel
+from tandem.rpc import create_internal_channel
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tandem.wire import request_to_wire
@@ -38,7 +39,9 @@ class GrpcWorkerHandle:
     of a session that ended. on_change: called when the load changes, or the connection.
     """
 
-    def __init__(self, info: WorkerInfo, router_id: str, on_change: Callable[[], None], silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, info: WorkerInfo, router_id: str, trust: Trust, on_change: Callable[[], None], silence_s: float = SILENCE_S
+    ) -> None:
         self.info = info
         self.load: WorkerLoad | None = None
         self._router_id = router_id
@@ -47,7 +50,7 @@ class GrpcWorkerHandle:
         self._make_command = pb.PrefillCommand if info.role == PREFILL else pb.DecodeCommand
         self._subscriptions = Subscriptions(info.id)
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
-        self._channel = create_channel(info.address)
+        self._channel = create_internal_channel(info.address, trust)
         self._task = asyncio.create_task(self._keep_connected(), name=f"session with {info.id}")
 
     def subscribe(self, key: AttemptKey, sink: Sink) -> None:
@@ -78,6 +81,9 @@ class GrpcWorkerHandle:
                 reason = await self._session()
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    log.error("worker %s refuses this router: %s", self.info.id, reason)
+                    backoff_s = _BACKOFF_MAX_S
             except TimeoutError:
                 reason = f"silent for {self._silence_s:g} s"
             except Exception as error:

@@ -21,6 +21,7 @@ from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.rpc import bind
 from tandem.tokenizer import Tokenizer
+from tandem.trust import Certificates, Trust
 
 __all__ = ["run_router", "serve"]
 
@@ -35,13 +36,14 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     on_ready: called with the port once clients can connect (whether workers are there is another matter; see health).
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be had, there is no cluster secret, or a certificate cannot be used.
     """
+    trust, certificates = Trust.load(config.trust), Certificates.load(config.tls)
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     table = WorkerTable()
 
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
-        return GrpcWorkerHandle(info, router_id, table.changed)
+        return GrpcWorkerHandle(info, router_id, trust, table.changed)
 
     fleet = Fleet(table, connect, Tokenizer.load)
     pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
@@ -50,10 +52,10 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     server = build_server(
         InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table), reporter, config.max_message_bytes
     )
-    port = bind(server, config.host, config.grpc_port)
+    port = bind(server, config.host, config.grpc_port, certificates)
     with _signals() as (stop, hurry):
         await server.start()
-        following = asyncio.create_task(follow(controller_address, router_id, fleet), name="membership")
+        following = asyncio.create_task(follow(controller_address, router_id, trust, fleet), name="membership")
         on_ready(port)
         try:
             await _first(stop.wait(), following)

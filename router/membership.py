@@ -11,7 +11,8 @@ from router.fleet import Fleet, Member, Membership, PoolWish
 from router.model import ModelInfo
 from router.worker import WorkerInfo
 from tandem.errors import TandemError
-from tandem.rpc import create_channel
+from tandem.rpc import create_internal_channel
+from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 
@@ -23,10 +24,10 @@ _BACKOFF_S = 0.1
 _BACKOFF_MAX_S = 5.0
 
 
-async def follow(address: str, router_id: str, fleet: Fleet) -> None:
+async def follow(address: str, router_id: str, trust: Trust, fleet: Fleet) -> None:
     """Apply every membership that the controller at `address` publishes, until cancelled."""
     backoff_s = _BACKOFF_S
-    async with create_channel(address) as channel:
+    async with create_internal_channel(address, trust) as channel:
         while True:
             try:
                 async for snapshot in pb_grpc.MembershipStub(channel).Watch(pb.WatchRequest(router_id=router_id)):

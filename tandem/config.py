@@ -6,6 +6,7 @@ A configuration travels between processes as JSON. Unknown keys are refused with
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
 import types
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.errors import ConfigError
+from tandem.secret import Secret
 
 __all__ = [
     "CacheConfig",
@@ -24,13 +26,16 @@ __all__ = [
     "ModelSource",
     "PrefillConfig",
     "RouterConfig",
+    "TlsConfig",
     "TransferConfig",
+    "TrustConfig",
     "WorkerConfig",
     "cache_home",
     "dump",
     "load",
     "load_file",
     "ray_address",
+    "transfer_of",
 ]
 
 T = TypeVar("T")
@@ -92,12 +97,39 @@ class TransferConfig:
     """poll_interval_s: how often the transfer thread looks while something is in flight.
     timeout_s: a write that takes longer has failed.
     ucx_tls: value for UCX_TLS; empty leaves UCX's own choice (or the operator's environment) alone.
+    net_devices: value for UCX_NET_DEVICES; empty: the loopback device alone for a worker whose `host` is a loopback address,
+    else UCX's own choice.
     overlap: push KV by chunk and state by layer while prefill computes; off pushes all at the end (for benchmarks)."""
 
     poll_interval_s: float = 0.0002
     timeout_s: float = 30.0
     ucx_tls: str = ""
+    net_devices: str = ""
     overlap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Paths of PEM files, the same on every node; read once at start. All empty: no TLS.
+
+    cert_file, key_file: what this process shows. ca_file: who must have signed what the other side shows.
+    server_name: the name in the servers' certificates, where that is not the address that is called (pods, for example).
+    """
+
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustConfig:
+    """How the processes of one cluster know each other. secret: without it a process neither serves nor is served; never
+    written by operators, since `up` makes it or reads `secret_file`. tls: of the internal connections, always mutual."""
+
+    secret: Secret = field(default_factory=Secret)
+    secret_file: str = ""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +142,7 @@ class WorkerConfig:
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
     host: str = "127.0.0.1"
     threads: int = 0
     device: str = "cpu"
@@ -119,7 +152,8 @@ class WorkerConfig:
 class RouterConfig:
     """host: where clients connect. grpc_port, http_port: 0 lets the system choose.
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
-    max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client."""
+    max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
+    tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`."""
 
     host: str = "127.0.0.1"
     grpc_port: int = 50051
@@ -128,21 +162,45 @@ class RouterConfig:
     max_attempts: int = 4
     max_new_tokens_default: int = 128
     max_message_bytes: int = 16 * 1024 * 1024
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What `tandem up` starts. prefill, decode: wanted workers per pool."""
+    """What `tandem up` starts. prefill, decode: wanted workers per pool. trust: of all its processes."""
 
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    trust: TrustConfig = field(default_factory=TrustConfig)
     prefill: int = 1
     decode: int = 1
 
 
-def dump(config: Any) -> str:
-    """JSON of a configuration, for another process."""
-    return json.dumps(dataclasses.asdict(config))
+def transfer_of(worker: WorkerConfig) -> TransferConfig:
+    """The transfer settings of a worker: one that keeps to this machine opens no other device's ports."""
+    if worker.transfer.net_devices or not _is_loopback(worker.host):
+        return worker.transfer
+    return dataclasses.replace(worker.transfer, net_devices="lo")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def dump(config: Any, *, with_secrets: bool = False) -> str:
+    """JSON of a configuration. with_secrets: for another process, over a channel that nobody else reads; otherwise they
+    come out empty."""
+
+    def plain(value: object) -> str:
+        if isinstance(value, Secret):
+            return value.reveal() if with_secrets else ""
+        raise TypeError(f"{type(value).__name__} cannot stand in a configuration")
+
+    return json.dumps(dataclasses.asdict(config), default=plain)
 
 
 def load(cls: type[T], text: str, where: str = "configuration") -> T:
@@ -192,6 +250,10 @@ def _build(cls: type[T], data: object, where: str) -> T:
 def _value(hint: Any, value: object, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast("type[Any]", hint), value, where)
+    if hint is Secret:
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}: text expected, not {type(value).__name__}")
+        return Secret(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, types.UnionType) or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):

@@ -14,8 +14,17 @@ import grpc
 import grpc.aio
 
 from tandem.errors import ConfigError
+from tandem.guard import SecretChannel, SecretInterceptor
+from tandem.trust import Certificates, Trust
 
-__all__ = ["DEFAULT_MAX_MESSAGE_BYTES", "bind", "create_channel", "create_server"]
+__all__ = [
+    "DEFAULT_MAX_MESSAGE_BYTES",
+    "bind",
+    "create_channel",
+    "create_internal_channel",
+    "create_internal_server",
+    "create_server",
+]
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -49,8 +58,15 @@ def create_server(
     return grpc.aio.server(interceptors=tuple(interceptors), options=options)
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def create_internal_server(trust: Trust) -> grpc.aio.Server:
+    """A server for processes of the same cluster: a call without the secret gets UNAUTHENTICATED, whatever it asks for."""
+    return create_server(interceptors=(SecretInterceptor(trust.secret),))
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None = None) -> int:
     """Give `server` its port; port 0 lets the system choose. Returns the port it listens on after `server.start()`.
+
+    certificates: with them the port speaks TLS only, and with a `ca` among them it asks clients for a certificate of its.
 
     Raises:
         ConfigError: the port is in use, or the host is no address of this machine.
@@ -58,7 +74,11 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         _try_port(host, port)
-        bound: int = server.add_insecure_port(address)
+        bound: int = (
+            server.add_secure_port(address, _server_credentials(certificates))
+            if certificates
+            else server.add_insecure_port(address)
+        )
     except (OSError, OverflowError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "the port is in use or the host is not this machine's"
         raise ConfigError(f"cannot listen on {address}: {reason}; choose another") from error
@@ -73,9 +93,13 @@ def _try_port(host: str, port: int) -> None:
         probe.bind(address)
 
 
-def create_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to `address` (host:port) on the running event loop; connects on its first call, and again by itself."""
-    options = (
+def create_channel(
+    address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, certificates: Certificates | None = None
+) -> grpc.aio.Channel:
+    """A channel to `address` (host:port) on the running event loop; connects on its first call, and again by itself.
+
+    certificates: speak TLS, and show the client's own certificate if there is one."""
+    options: tuple[tuple[str, int | str], ...] = (
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -88,4 +112,19 @@ def create_channel(address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BY
         ("grpc.min_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_BACKOFF_MAX_MS),
     )
-    return grpc.aio.insecure_channel(address, options=options)
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if certificates.server_name:
+        options += (("grpc.ssl_target_name_override", certificates.server_name),)
+    credentials = grpc.ssl_channel_credentials(certificates.ca or None, certificates.key or None, certificates.cert or None)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def create_internal_channel(address: str, trust: Trust) -> grpc.aio.Channel:
+    """A channel to a process of the same cluster: every call carries the secret, over mutual TLS where that is set up."""
+    return SecretChannel(create_channel(address, certificates=trust.certificates), trust.secret)
+
+
+def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    pairs = ((certificates.key, certificates.cert),)
+    return grpc.ssl_server_credentials(pairs, certificates.ca or None, require_client_auth=bool(certificates.ca))

@@ -18,10 +18,12 @@ from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.state import WorkerTable
 from tandem.clock import MonotonicClock
-from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, WorkerConfig
+from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
 from tandem.request import Request
 from tandem.rpc import bind, create_channel
+from tandem.secret import Secret
 from tandem.tokenizer import Tokenizer
+from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem.v1.worker_pb2 import WorkerDescription
@@ -30,7 +32,9 @@ from transfer.nixl_agent import NixlAgent
 
 MakeAgent = Callable[[str, TransferConfig], TransferAgent]
 
+SECRET = Secret("of this test cluster only")
 SMALL = WorkerConfig(
+    trust=TrustConfig(SECRET),
     cache=CacheConfig(budget_bytes=64 << 20, max_sequences=8, block_size_tokens=16),
     prefill=PrefillConfig(chunk_tokens=64),
     threads=1,
@@ -115,7 +119,7 @@ class LocalRouter:
     @classmethod
     async def start(cls, config: RouterConfig) -> LocalRouter:
         table = WorkerTable()
-        fleet = Fleet(table, lambda info: GrpcWorkerHandle(info, "router-1", table.changed), Tokenizer.load)
+        fleet = Fleet(table, lambda info: GrpcWorkerHandle(info, "router-1", Trust(SECRET), table.changed), Tokenizer.load)
         pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
         reporter = HealthReporter(table)
         await reporter.start()

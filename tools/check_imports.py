@@ -34,6 +34,7 @@ ONLY_IN = {
     "grpc": Owners(
         "the service and client modules",
         (
+            "tandem/guard.py",
             "tandem/rpc.py",
             "tandem/cli/generate.py",
             "tandem/cli/health.py",
@@ -68,6 +69,8 @@ PURE = (
     "tandem/errors.py",
     "tandem/request.py",
     "tandem/config.py",
+    "tandem/secret.py",
+    "tandem/trust.py",
     "tandem/clock.py",
     "tandem/cache/budget.py",
     "tandem/cache/pool.py",

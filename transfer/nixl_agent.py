@@ -92,6 +92,8 @@ def _ucx_environment(config: TransferConfig) -> Iterator[_UcxLog]:
         ours = {}
     if config.ucx_tls:
         ours["UCX_TLS"] = config.ucx_tls
+    if config.net_devices and "UCX_NET_DEVICES" not in os.environ:
+        ours["UCX_NET_DEVICES"] = config.net_devices
     before = {key: os.environ.get(key) for key in ours}
     os.environ.update(ours)
     try:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from tandem.cli.errors import EXIT_FAILED, EXIT_OK
@@ -17,6 +18,7 @@ from tandem.cli.router_process import RouterProcess
 from tandem.clock import Clock, MonotonicClock
 from tandem.config import ClusterConfig
 from tandem.errors import TandemError
+from tandem.trust import Certificates
 
 if TYPE_CHECKING:
     from controller.launch import ClusterHandle
@@ -111,9 +113,9 @@ def _start(
         display.show(loading_line(view))
         if stop.wait(_LOOK_S):
             return ""
-    address = _address(config)
+    address, certificates = _address(config), _own_certificates(config)
     deadline_s = clock.now() + _ROUTER_READY_S
-    while not is_serving(address):
+    while not is_serving(address, certificates):
         _tell(display, router.restart_if_ended())
         display.show("workers are ready, the router starts")
         if clock.now() > deadline_s:
@@ -146,6 +148,12 @@ def _address(config: ClusterConfig) -> str:
     """Where this process reaches the router."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.router.host, config.router.host)
     return f"[{host}]:{config.router.grpc_port}" if ":" in host else f"{host}:{config.router.grpc_port}"
+
+
+def _own_certificates(config: ClusterConfig) -> Certificates | None:
+    """What `up` shows to its own router: the router's certificate, which it also trusts where no authority is given."""
+    certificates = Certificates.load(config.router.tls)
+    return certificates and replace(certificates, ca=certificates.ca or certificates.cert)
 
 
 def _tell(display: LoadingDisplay, news: str) -> None:

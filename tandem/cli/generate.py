@@ -7,11 +7,14 @@ import asyncio
 import io
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from tandem.cli.client_tls import add_tls_options, certificates_of
 from tandem.cli.timeline import draw
 from tandem.errors import ConfigError, Overloaded, TandemError, Unavailable
 from tandem.rpc import create_channel
@@ -35,6 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     shape.add_argument("--timeline", action="store_true", help="show where the time went, after the answer")
     parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
+    add_tls_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")
     printer = _Printer(quiet=args.json)
     try:
-        asyncio.run(_stream(request_of(args), args.address, args.timeout, printer))
+        channel = partial(create_channel, args.address, certificates=certificates_of(args))
+        asyncio.run(_stream(request_of(args), channel, args.address, args.timeout, printer))
     finally:
         printer.end_line()
     if printer.finished is None:
@@ -114,9 +119,15 @@ class _Printer:
             print(flush=True)
 
 
-async def _stream(request: pb.GenerateRequest, address: str, timeout_s: float | None, printer: _Printer) -> None:
+async def _stream(
+    request: pb.GenerateRequest,
+    make_channel: Callable[[], grpc.aio.Channel],
+    address: str,
+    timeout_s: float | None,
+    printer: _Printer,
+) -> None:
     """Leaving early, by Ctrl-C or otherwise, closes the channel, which cancels the request everywhere."""
-    async with create_channel(address) as channel:
+    async with make_channel() as channel:
         try:
             async for message in pb_grpc.InferenceStub(channel).Generate(request, timeout=timeout_s):
                 printer.add(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -18,14 +19,17 @@ _KILL_WAIT_S = 5.0
 
 
 class RouterProcess:
-    """command: what runs instead of the real router, for tests."""
+    """The cluster secret goes to the child through its standard input, since command lines are everybody's to read.
+
+    command: what runs instead of the real router, for tests."""
 
     def __init__(self, config: RouterConfig, controller_address: str, clock: Clock, command: list[str] | None = None) -> None:
         self._clock = clock
         self._command = command or [
             *(sys.executable, "-m", "tandem.cli.main", "router"),
-            *("--controller", controller_address, "--settings", dump(config)),
+            *("--controller", controller_address, "--settings", dump(config), "--cluster-secret-file", "-"),
         ]
+        self._secret = config.trust.secret
         self._restarts = 0
         self._started_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,7 +41,10 @@ class RouterProcess:
     def start(self) -> None:
         """In a process group of its own: Ctrl-C in the terminal reaches `up` alone, which stops things in order."""
         self._started_s = self._clock.now()
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # broken: it has ended already
+            pipe.write(self._secret.reveal().encode())
 
     def ended(self) -> int | None:
         """Its exit status when it is no more."""

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.config import ClusterConfig, load_file
+from tandem.config import ClusterConfig, TrustConfig, load_file
 from tandem.errors import CheckpointError, ConfigError, TandemError
+from tandem.secret import Secret
+from tandem.trust import Certificates, Trust, read_secret
 
-__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "run"]
+__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "run", "settle_trust"]
 
 T = TypeVar("T")
 
@@ -33,6 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--grpc-port", type=int, metavar="PORT", help="default 50051; 0: any free one")
     parser.add_argument("--http-port", type=int, metavar="PORT", help="default 8000; 0: any free one")
     parser.add_argument("--config", metavar="FILE", help="settings as JSON (a ClusterConfig); options override it")
+    parser.add_argument(
+        "--cluster-secret-file", metavar="FILE", help="what the cluster's processes know each other by (default: made anew)"
+    )
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (default auto)")
     parser.add_argument("--max-context-tokens", type=int, metavar="N", help="prompt + answer (default: the checkpoint's)")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="KV blocks and state slots of one worker")
@@ -54,9 +59,27 @@ def cluster_config(args: argparse.Namespace) -> ClusterConfig:
     prefill = _given(worker.prefill, chunk_tokens=args.chunk_tokens)
     router = _given(config.router, host=args.host, grpc_port=args.grpc_port, http_port=args.http_port)
     worker = replace(worker, model=model, cache=cache, prefill=prefill)
-    config = _given(replace(config, worker=worker, router=router), prefill=args.prefill, decode=args.decode)
+    trust = _given(config.trust, secret_file=args.cluster_secret_file)
+    config = replace(config, worker=worker, router=router, trust=trust)
+    config = _given(config, prefill=args.prefill, decode=args.decode)
     _check_numbers(config)
     return config
+
+
+def settle_trust(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with the secret made or read, and the same trust for every process.
+
+    Raises:
+        ConfigError: a file cannot be used, or the configuration gives trust in more than one place; says which.
+    """
+    if config.trust.secret or config.worker.trust != TrustConfig() or config.router.trust != TrustConfig():
+        raise ConfigError("of a cluster's trust only the top-level `trust` can be set, and its secret only by a file")
+    secret_file = config.trust.secret_file
+    secret = read_secret(secret_file) if secret_file else Secret.make()
+    trust = replace(config.trust, secret=secret, secret_file="")
+    Trust.load(trust)  # whether the certificates can be used shows here, not in a worker's log
+    Certificates.load(config.router.tls)
+    return replace(config, trust=trust, worker=replace(config.worker, trust=trust), router=replace(config.router, trust=trust))
 
 
 def check_model(config: ClusterConfig) -> ClusterConfig:
@@ -106,7 +129,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = choose_ports(check_model(cluster_config(args)))
+    config = choose_ports(settle_trust(check_model(cluster_config(args))))
     from tandem.cli.foreground import run_in_foreground
 
     return run_in_foreground(config)

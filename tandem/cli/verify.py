@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import grpc
 import grpc.aio
 
+from tandem.cli.client_tls import add_tls_options, certificates_of
 from tandem.config import CacheConfig, ModelSource
 from tandem.errors import TandemError, Unavailable
 from tandem.parity import Mismatch, compare, edge_lengths, make_cases, make_crowd
@@ -38,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--max-new-tokens", type=int, default=24, help="answer length of every case")
     parser.add_argument("--crowd", type=int, default=32, help="requests sent at once")
     parser.add_argument("--longest", type=int, default=1200, help="longest prompt, in tokens")
+    add_tls_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace, address: str) -> int:
-    channel = create_channel(address)
+    channel = create_channel(address, certificates=certificates_of(args))
     try:
         stub = pb_grpc.InferenceStub(channel)
         model = await _model(stub, address)

@@ -13,10 +13,10 @@ from router.state import WorkerTable
 from router.status import status_of
 from router.worker import DECODE, PREFILL, WorkerInfo
 from tandem.errors import CheckpointError
-from tandem.rpc import bind, create_server
+from tandem.rpc import bind, create_internal_server
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
-from tests.router.tools import MODEL, ByteTokenizer, until
+from tests.router.tools import MODEL, TRUST, ByteTokenizer, until
 
 
 class Fixture:
@@ -123,11 +123,11 @@ def snapshot(*worker_ids: str, state: str = "ready") -> pb.MembershipSnapshot:
 async def test_the_last_membership_outlives_the_stream_and_the_next_stream_is_followed() -> None:
     it = Fixture()
     controller = Controller()
-    server = create_server()
+    server = create_internal_server(TRUST)
     pb_grpc.add_MembershipServicer_to_server(controller, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    following = asyncio.create_task(follow(f"127.0.0.1:{port}", "router-1", it.fleet))
+    following = asyncio.create_task(follow(f"127.0.0.1:{port}", "router-1", TRUST, it.fleet))
     controller.snapshots.put_nowait(snapshot("p0"))
     await until(lambda: it.ids() == {"p0"})
     assert it.loaded == ["folder"]

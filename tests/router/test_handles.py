@@ -11,10 +11,10 @@ from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Read
 from router.handles import GrpcWorkerHandle
 from router.worker import DECODE, PREFILL, WorkerInfo, WorkerLoad
 from tandem.request import FinishReason, Request, SamplingParams, StopRules
-from tandem.rpc import bind, create_server
+from tandem.rpc import bind, create_internal_server
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
-from tests.router.tools import MODEL, until
+from tests.router.tools import MODEL, TRUST, until
 
 REQUEST = Request("r", (1, 2), SamplingParams(seed=7), StopRules(5, frozenset({0})), generated=(3,))
 
@@ -55,7 +55,7 @@ class Session:
 
 @asynccontextmanager
 async def session(role: str, silence_s: float = 3.0) -> AsyncIterator[Session]:
-    server = create_server()
+    server = create_internal_server(TRUST)
     worker = ScriptedWorker()
     add = pb_grpc.add_PrefillWorkerServicer_to_server if role == PREFILL else pb_grpc.add_DecodeWorkerServicer_to_server
     add(worker, server)
@@ -63,7 +63,7 @@ async def session(role: str, silence_s: float = 3.0) -> AsyncIterator[Session]:
     await server.start()
     info = WorkerInfo("w", role, f"127.0.0.1:{port}", MODEL)
     changes: list[None] = []
-    handle = GrpcWorkerHandle(info, "router-1", lambda: changes.append(None), silence_s)
+    handle = GrpcWorkerHandle(info, "router-1", TRUST, lambda: changes.append(None), silence_s)
     it = Session(worker, handle, server)
     empty = pb.PrefillEvents if role == PREFILL else pb.DecodeEvents
     try:
@@ -162,7 +162,7 @@ async def test_closing_fails_what_is_left() -> None:
 
 async def test_a_worker_that_is_not_there_yet_is_not_ready_and_fails_attempts_at_once() -> None:
     handle = GrpcWorkerHandle(
-        WorkerInfo("w", PREFILL, "127.0.0.1:1", MODEL), "router-1", lambda: pytest.fail("nothing changes")
+        WorkerInfo("w", PREFILL, "127.0.0.1:1", MODEL), "router-1", TRUST, lambda: pytest.fail("nothing changes")
     )
     events: list[AttemptEvent] = []
     handle.subscribe(("r", 1), events.append)

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from router.main import serve
-from tandem.config import RouterConfig
+from tandem.config import RouterConfig, TrustConfig
 from tandem.errors import ConfigError
 from tandem.rpc import create_channel
+from tandem.secret import Secret
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
 
-ANY_PORT = RouterConfig(grpc_port=0)
+TRUSTED = TrustConfig(Secret("of the router's tests"))
+ANY_PORT = RouterConfig(grpc_port=0, trust=TRUSTED)
 NO_CONTROLLER = "127.0.0.1:1"
 
 
@@ -39,7 +41,7 @@ async def test_it_serves_without_a_controller_and_ends_in_order(number: signal.S
 async def test_a_port_in_use_is_told_in_one_sentence() -> None:
     running, port = await start()
     with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
-        await serve(RouterConfig(grpc_port=port), NO_CONTROLLER, lambda port: None)
+        await serve(RouterConfig(grpc_port=port, trust=TRUSTED), NO_CONTROLLER, lambda port: None)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 5)
 

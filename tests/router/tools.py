@@ -13,9 +13,12 @@ from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.detokenizer import BytePieces, IncrementalDetokenizer
 from tandem.errors import InvalidRequest
+from tandem.secret import Secret
+from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 
 EOS = 0
+TRUST = Trust(Secret("of the router's tests"))
 MODEL = ModelInfo("bytes", "f1", max_context_tokens=512, block_size_tokens=16, vocab_size=256)
 
 
