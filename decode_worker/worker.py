@@ -136,6 +136,9 @@ class DecodeWorker:
 
     def writer_quiet(self, request: pb.ReleaseRequest) -> None:
         """Raises: LeaseLost."""
+        if request.HasField("abandoned"):
+            self._leases.abandon(request.abandoned.request_id, request.abandoned.attempt, request.writer_id)
+            return
         logger.debug("writer %s is quiet on lease %s: %s", request.writer_id, request.lease_id, request.reason)
         self._leases.writer_quiet(request.lease_id, request.epoch, request.writer_id, record_sent=request.record_sent)
 

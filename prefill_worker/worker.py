@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from prefill_worker.inbox import CancelTask, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
+from prefill_worker.pairing import Ourselves
 from prefill_worker.peers import DecodePeers
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.clock import MonotonicClock
@@ -41,14 +42,17 @@ class PrefillWorker:
         agent.register(group_tensors(engine.memory), layout)
         self._hub: SessionHub[pb.PrefillEvents] = SessionHub(pb.PrefillEvents)
         identity = WriterIdentity(writer_id=worker_id, fingerprint=engine.loaded.fingerprint)
-        self._sender = Sender(agent, engine.memory, layout, identity, config.transfer, self._clock)
+        self._layout = layout
+        self._trust = trust
+        self._sender = Sender(
+            *(agent, engine.memory, layout, identity, config.transfer, self._clock),
+            on_broken=lambda peer_id, reason: self._peers.broken(peer_id, reason),
+        )
         self._peers = DecodePeers(
             sender=self._sender,
-            layout=layout,
             loop=asyncio.get_running_loop(),
             deliver=lambda ended: self._loop.inbox.put(ended),
             patience_s=config.prefill.reserve_patience_s,
-            trust=trust,
         )
         self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock)
         self._thread = threading.Thread(target=self._loop.run, name="prefill-steps", daemon=True)
@@ -82,18 +86,25 @@ class PrefillWorker:
     # ---- decode workers ----
 
     async def connect(self, peers: Sequence[pb.WorkerDescription]) -> list[tuple[str, str]]:
-        """Pair with each. Returns the refused ones with their reasons."""
+        """Pair with each. Returns the refused ones with their reasons. One that does not answer is not refused: its
+        connection goes on being made."""
+        ourselves = Ourselves(self.description, self.agent.metadata, self._layout, self._sender, self._trust)
+        outcomes = await asyncio.gather(*(self._peers.pair(ourselves, peer) for peer in peers), return_exceptions=True)
         refused = []
-        for peer in peers:
-            try:
-                await self._peers.pair(self.description, self.agent.metadata, peer)
-            except PeerRefused as error:
-                refused.append((peer.worker_id, str(error)))
+        for peer, outcome in zip(peers, outcomes, strict=True):
+            if isinstance(outcome, PeerRefused):
+                refused.append((peer.worker_id, str(outcome)))
+            elif outcome is not None:
+                raise outcome
         return refused
 
     async def disconnect(self, worker_id: str) -> None:
         """The decode worker's process is gone."""
         await self._peers.unpair(worker_id, dead=True)
+
+    def unreachable_peers(self) -> dict[str, str]:
+        """Decode workers to which no hand-off may begin now, with the reason; their connections are being made."""
+        return self._peers.troubles()
 
     # ---- what the step loop asks for (ReservationClient, HandoffSource) ----
 
@@ -121,7 +132,9 @@ class PrefillWorker:
         if command.HasField("task"):
             self._place(router_id, command.task)
         elif command.HasField("cancel"):
-            self._loop.inbox.put(CancelTask((command.cancel.request_id, command.cancel.attempt)))
+            key = (command.cancel.request_id, command.cancel.attempt)
+            self._loop.inbox.put(CancelTask(key))
+            self._peers.withdraw(lambda task: task.key == key)
 
     def _place(self, router_id: str, wire: pb.PrefillTask) -> None:
         model = self.description.model
@@ -143,3 +156,4 @@ class PrefillWorker:
 
     def _router_gone(self, router_id: str) -> None:
         self._loop.inbox.put(RouterGone(router_id))
+        self._peers.withdraw(lambda task: task.router_id == router_id)

@@ -41,6 +41,7 @@ ONLY_IN = {
             "tandem/cli/status.py",
             "tandem/cli/verify.py",
             "prefill_worker/host.py",
+            "prefill_worker/pairing.py",
             "prefill_worker/peers.py",
             "prefill_worker/service.py",
             "decode_worker/host.py",

@@ -44,6 +44,7 @@ class LeaseTable:
         self._by_key: dict[tuple[str, int], str] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ended_counts: Counter[LeaseState] = Counter()
+        self._abandoned: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     # ---- the writer's side asks ----
 
@@ -53,7 +54,7 @@ class LeaseTable:
 
         Raises:
             InvalidRequest: it could never fit, even alone.
-            NoRoom: too little is free now; says what.
+            NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt.
         """
         wanted = self._specs.blocks_for(request.max_total_tokens)
         if wanted > self._blocks.size:
@@ -67,6 +68,8 @@ class LeaseTable:
                 if lease.writer_id != writer_id:
                     raise NoRoom(f"attempt {attempt} of {request.request_id} is reserved for another writer")
                 return lease
+            if key in self._abandoned:
+                raise LeaseLost(f"attempt {attempt} of {request.request_id} was abandoned")
             self._require_room(wanted)
             now = self._clock.now()
             lease = Lease(
@@ -104,6 +107,18 @@ class LeaseTable:
                 lease = self._live[lease_id] = replace(lease, writer_finished=True, expires_at=soon)
                 return lease
             return self._settle(lease, "writer quiet")
+
+    def abandon(self, request_id: str, attempt: int, writer_id: str) -> None:
+        """The writer never learnt what it was granted for this attempt, so it wrote nothing: end it. A reservation that is
+        still on its way will be refused."""
+        with self._lock:
+            lease_id = self._by_key.get((request_id, attempt))
+            if lease_id is None:
+                self._abandoned[request_id, attempt] = None
+                if len(self._abandoned) > _REMEMBERED_ENDED:
+                    self._abandoned.popitem(last=False)
+            elif self._live[lease_id].writer_id == writer_id:
+                self._settle(self._live[lease_id], "abandoned")
 
     def writer_dead(self, writer_id: str) -> list[Lease]:
         """The writer's process is known to be gone, so it writes no more: frees all that waited for it.

@@ -38,7 +38,8 @@ _LINGER_S = 0.02
 
 
 class Sender:
-    """See the module. `memory`, `layout`: this worker's caches, registered with `agent` already."""
+    """See the module. `memory`, `layout`: this worker's caches, registered with `agent` already. on_broken(peer_id, reason):
+    called from the sender's thread when a connection is given up; it must be short."""
 
     def __init__(
         self,
@@ -48,8 +49,10 @@ class Sender:
         identity: WriterIdentity,
         config: TransferConfig,
         clock: Clock,
+        on_broken: Callable[[str, str], None] = lambda peer_id, reason: None,
     ) -> None:
         self._agent = agent
+        self._on_broken = on_broken
         self._memory = memory
         self._layout = layout
         self._identity = identity
@@ -246,6 +249,7 @@ class Sender:
         """A pair that has failed once is dropped: whoever wants it must connect again."""
         if self._peers.mark_broken(peer_id, str(error)):
             _log.warning("connection dropped: %s", error)
+            self._on_broken(peer_id, str(error))
         for outgoing in self._towards(peer_id):
             self._fail(outgoing, error)
 

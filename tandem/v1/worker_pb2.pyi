@@ -674,12 +674,17 @@ class ReleaseRequest(_message.Message):
     WRITER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     RECORD_SENT_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.int
     writer_id: _builtins.str
     reason: _builtins.str
     record_sent: _builtins.bool
     """the record is on its way: go on waiting for it"""
+    @_builtins.property
+    def abandoned(self) -> Global___Abandoned:
+        """instead of lease_id and epoch: the answer to Reserve never came, end what there may be"""
+
     def __init__(
         self,
         *,
@@ -688,14 +693,37 @@ class ReleaseRequest(_message.Message):
         writer_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         record_sent: _builtins.bool = ...,
+        abandoned: Global___Abandoned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason", "record_sent", b"record_sent", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason", "record_sent", b"record_sent", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
+
+@_typing.final
+class Abandoned(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Abandoned: _TypeAlias = Abandoned  # noqa: Y015
 
 @_typing.final
 class ReleaseReply(_message.Message):
