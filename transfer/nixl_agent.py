@@ -39,6 +39,7 @@ __all__ = ["NixlAgent"]
 
 _log = logging.getLogger(__name__)
 _PROBE_BYTES = 64
+_LOG_BYTES = 1 << 20
 _STATES = {"DONE": XferState.DONE, "PROC": XferState.IN_PROGRESS, "ERR": XferState.FAILED}
 
 
@@ -56,13 +57,13 @@ class _UcxLog:
         os.close(handle)
         self.path = Path(name)
         self._text = ""
-        self._file: Any = None
+        self._reader: int | None = None  # kept for the life of the process, like the log itself
         self._lock = threading.Lock()  # the owner of the agent reads, and whoever asks for the transport
 
     def adopt(self) -> None:
         """UCX has opened the file by now: keep a reader, drop the name."""
-        if self._file is None:
-            self._file = self.path.open(encoding="utf-8", errors="replace")
+        if self._reader is None:
+            self._reader = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             self.path.unlink()
 
     def read(self) -> str:
@@ -70,7 +71,8 @@ class _UcxLog:
         with self._lock:
             # UCX writes through a buffered C stream to which we hold no pointer; None flushes them all.
             ctypes.CDLL(None).fflush(None)
-            if self._file is not None and (new := self._file.read()):
+            if self._reader is not None and (data := os.read(self._reader, _LOG_BYTES)):
+                new = data.decode("utf-8", errors="replace")
                 self._text += new
                 for line in complaints(new):
                     _log.warning("%s", line)
