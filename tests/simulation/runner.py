@@ -1,0 +1,139 @@
+"""One run from start to the last check."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tests.simulation.clients import Client
+from tests.simulation.cluster import Cluster, Front
+from tests.simulation.network import Network
+from tests.simulation.scenario import Scenario
+from tests.simulation.seams import patched
+from tests.simulation.workers import WorkerProcess
+from tests.simulation.world import Condition, World
+from transfer.fake_agent import Faults
+
+__all__ = ["Report", "run"]
+
+_START_S = 30.0
+_SERVE_S = 120.0
+_SETTLE_S = 90.0
+_MESSAGE_KEEPALIVE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """violations: empty when all is well. ends: of every client, in order: its error, or "" with the whole answer."""
+
+    violations: tuple[str, ...]
+    ends: tuple[str, ...]
+    attempts: int
+    num_events: int
+    virtual_s: float
+
+
+def run(scenario: Scenario) -> Report:
+    """Never raises for what tandem does: that is in the report."""
+    world = World(scenario.seed)
+    network = Network(world, scenario.message_delay_s, _MESSAGE_KEEPALIVE_S)
+    with patched(world, network):
+        cluster = Cluster(scenario, world, network)
+        clients = [Client(number, ask, world) for number, ask in enumerate(scenario.asks)]
+        try:
+            _play(scenario, cluster, clients)
+        finally:
+            report = Report(
+                violations=tuple(world.violations),
+                ends=tuple(client.error for client in clients),
+                attempts=sum(client.outcome.attempts for client in clients if client.outcome),
+                num_events=world.num_events,
+                virtual_s=world.now,
+            )
+            world.end()
+    return report
+
+
+def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
+    world = cluster.world
+    if not world.run_while(lambda: not cluster.is_ready(), _START_S, look_s=0.05):
+        world.complain("the cluster was never ready")
+        return
+    began_s = world.now
+    cluster.fabric.faults = scenario.faults
+    world.at(began_s + scenario.faults_until_s, lambda: _calm_down(cluster))
+    for act in scenario.acts:
+        world.at(began_s + act.at_s, lambda act=act: cluster.apply(act))  # type: ignore[misc]
+    for client in clients:
+        world.at(began_s + client.ask.at_s, lambda client=client: client.start(cluster.front.process, cluster.front.pipeline))  # type: ignore[misc]
+    if not world.run_while(lambda: not all(client.is_done for client in clients), _SERVE_S):
+        world.complain(f"clients {[client.number for client in clients if not client.is_done]} hang")
+        return
+    last_act_s = max((began_s + act.at_s + getattr(act, "for_s", 0.0) for act in scenario.acts), default=0.0)
+    world.run_until(max(world.now, last_act_s))
+    if scenario.is_calm:
+        _check_calm(clients)
+    world.run_while(lambda: _what_is_left(cluster) != [], _SETTLE_S)
+    for what in _what_is_left(cluster):
+        world.complain(what)
+
+
+def _calm_down(cluster: Cluster) -> None:
+    cluster.fabric.faults = Faults(delay_s=(0.0, 0.01), hang_s=cluster.fabric.faults.hang_s)
+
+
+def _check_calm(clients: list[Client]) -> None:
+    for client in clients:
+        if client.error not in ("", "left", "deadline"):
+            client.world.complain(f"client {client.number} failed although nothing went wrong: {client.error}")
+
+
+def _what_is_left(cluster: Cluster) -> list[str]:
+    """What somebody still holds for a request, now that there is none."""
+    left: list[str] = []
+    for worker in cluster.site.alive():
+        if worker.process.condition is Condition.RUNNING:
+            left += [f"{worker.worker_id}: {what}" for what in _held_by(worker)]
+    return left + _held_by_router(cluster.front)
+
+
+def _held_by(worker: WorkerProcess) -> list[str]:
+    engine, held = worker.engine, worker.worker.pool_mismatches()
+    if engine.blocks.num_used or engine.slots.num_used:
+        held.append(f"{engine.blocks.num_used} blocks and {engine.slots.num_used} slots are in use")
+    if not worker.worker._thread.is_alive() or not worker.worker.is_alive:
+        held.append("a thread has ended")
+    if worker.role == "prefill":
+        loop, sender = worker.worker._loop, worker.worker._sender
+        held += [f"{name}: {len(there)}" for name in ("_waiting", "_reserving", "_running", "_leaving") if (there := getattr(loop, name))]
+        held += [f"hand-off of {o.request_id} not settled: {o.failure}" for o in sender._outgoing]
+    else:
+        loop, leases = worker.worker._loop, worker.worker._leases
+        held += [f"{name}: {len(there)}" for name in ("_verified", "_running") if (there := getattr(loop, name))]
+        held += [
+            f"lease {lease.id[:6]} of {lease.request.request_id}/{lease.attempt} for {lease.writer_id}: "
+            + ", ".join(f"{step.at_s:.2f} {step.state.value} ({step.cause})" for step in lease.history)
+            for lease in leases._live.values()
+        ]
+    return held
+
+
+def _held_by_router(front: Front) -> list[str]:
+    left = [f"{front.router_id}: {count} requests {phase}" for phase, count in front.pipeline.num_by_phase.items()]
+    for entry in front.table.entries:
+        info = entry.handle.info
+        if entry.assigned_blocks or entry.assigned_tokens:
+            left.append(f"{front.router_id}: {info.id} still has {entry.assigned_blocks or entry.assigned_tokens} assigned")
+        if len(entry.handle._subscriptions):
+            left.append(f"{front.router_id}: subscriptions at {info.id}")
+    return left
+
+
+def without(scenario: Scenario, *, ask: int | None = None, act: int | None = None) -> Scenario:
+    """The same with one client or one mishap less."""
+    asks, acts = list(scenario.asks), list(scenario.acts)
+    if ask is not None:
+        del asks[ask]
+    if act is not None:
+        del acts[act]
+    return dataclasses.replace(scenario, asks=tuple(asks), acts=tuple(acts))

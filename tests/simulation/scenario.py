@@ -1,0 +1,215 @@
+"""What happens in one run, as data: who asks for what, and what goes wrong when. All times in seconds from readiness."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tandem.request import FinishReason, SamplingParams
+from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
+from transfer.fake_agent import Faults
+
+__all__ = ["Act", "Ask", "Cut", "FailStep", "Freeze", "Kill", "Reset", "RestartRouter", "Scenario", "draw", "expected", "text_of"]
+
+LAST_ACT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A client. leaves_after_s: it cancels so long after asking. deadline_s: as gRPC hands it to the router."""
+
+    at_s: float
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009  frozen
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    batch: bool = False
+    leaves_after_s: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL. index: among the living workers of the role, modulo their number."""
+
+    at_s: float
+    role: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """SIGSTOP, and SIGCONT after `for_s` unless it was killed meanwhile."""
+
+    at_s: float
+    role: str
+    index: int
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nothing passes between the two for a while: router and worker, or prefill and decode worker."""
+
+    at_s: float
+    one: tuple[str, int]
+    other: tuple[str, int]
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Every gRPC connection between the two breaks, at once and for both."""
+
+    at_s: float
+    one: tuple[str, int]
+    other: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FailStep:
+    """The next step of the worker raises."""
+
+    at_s: float
+    role: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRouter:
+    """The router's process is killed; another one starts under another id."""
+
+    at_s: float
+
+
+Act = Kill | Freeze | Cut | Reset | FailStep | RestartRouter
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """seed: of all chance while it runs. blocks, slots: by role. faults hold until `faults_until_s`."""
+
+    seed: int
+    num_prefill: int = 1
+    num_decode: int = 1
+    blocks: dict[str, int] = field(default_factory=lambda: {"prefill": 48, "decode": 48})
+    slots: dict[str, int] = field(default_factory=lambda: {"prefill": 4, "decode": 4})
+    chunk_tokens: int = 16
+    max_batch: int = 8
+    overlap: bool = True
+    message_delay_s: tuple[float, float] = (0.0005, 0.004)
+    asks: tuple[Ask, ...] = ()
+    acts: tuple[Act, ...] = ()
+    faults: Faults = Faults()  # noqa: RUF009  frozen
+    faults_until_s: float = LAST_ACT_S
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing goes wrong, so nobody may be refused."""
+        faults = self.faults
+        wrong = (faults.write_fails, faults.write_hangs, faults.notify_lost, faults.notify_changed, faults.state_changed)
+        return not self.acts and not any(wrong)
+
+
+def expected(ask: Ask) -> tuple[list[int], str, FinishReason]:
+    """The whole answer: tokens, text, and what ends it."""
+    tokens: list[int] = []
+    text = ""
+    for token in reference(ask.prompt, ask.sampling):
+        tokens.append(token)
+        if token in ask.stop_token_ids:
+            return tokens, text, FinishReason.STOP
+        text += text_of(token)
+        if ended := [stop for stop in ask.stop if text.endswith(stop)]:
+            return tokens, text[: -max(map(len, ended))], FinishReason.STOP
+        if len(tokens) == ask.max_new_tokens:
+            return tokens, text, FinishReason.LENGTH
+    raise AssertionError("the reference never ends")
+
+
+def text_of(token: int) -> str:
+    return chr(48 + token)
+
+
+def draw(chance: random.Random) -> Scenario:
+    """Any scenario, from a generator of chance: a seeded one, or hypothesis's."""
+    num_prefill, num_decode = chance.randint(1, 3), chance.randint(1, 3)
+    num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
+    smallest = MAX_CONTEXT // BLOCK
+    return Scenario(
+        seed=chance.randrange(1 << 32),
+        num_prefill=num_prefill,
+        num_decode=num_decode,
+        blocks={role: chance.choice((smallest, smallest + 8, 2 * smallest)) for role in ("prefill", "decode")},
+        slots={role: chance.choice((1, 2, 4)) for role in ("prefill", "decode")},
+        chunk_tokens=chance.choice((3, 4, 8, 16, 64)),
+        max_batch=chance.choice((1, 2, 8)),
+        overlap=chance.random() < 0.85,
+        message_delay_s=chance.choice(((0.0005, 0.004), (0.0, 0.05), (0.0, 0.3))),
+        asks=tuple(_ask(chance) for _ in range(chance.randint(1, 6))),
+        acts=tuple(sorted((_act(chance) for _ in range(num_acts)), key=lambda act: act.at_s)),
+        faults=_faults(chance),
+        faults_until_s=chance.uniform(0.5, LAST_ACT_S),
+    )
+
+
+def _ask(chance: random.Random) -> Ask:
+    length = chance.choice((1, 2, 3, BLOCK, BLOCK + 1, 2 * BLOCK, chance.randint(1, 60)))
+    length = max(1, length + chance.choice((0, 0, 8, 16, 15, 17)))
+    most = MAX_CONTEXT - length
+    seeded = chance.random() < 0.4
+    greedy = SamplingParams()
+    drawn = SamplingParams(0.8, chance.choice((1.0, 0.9)), chance.choice((0, 20)), chance.randrange(1 << 64))
+    hurry = chance.random()
+    return Ask(
+        at_s=chance.uniform(0.0, 2.0),
+        prompt=tuple(chance.choices(range(VOCAB), k=length)),
+        max_new_tokens=min(most, chance.choice((1, 2, 3, BLOCK, chance.randint(1, 30)))),
+        sampling=drawn if seeded else greedy,
+        stop_token_ids=tuple(sorted(chance.sample(range(VOCAB), 4))) if chance.random() < 0.3 else (),
+        stop=tuple(text_of(token) for token in chance.sample(range(VOCAB), 3)) if chance.random() < 0.15 else (),
+        batch=chance.random() < 0.2,
+        leaves_after_s=chance.uniform(0.0, 1.5) if hurry < 0.25 else None,
+        deadline_s=chance.uniform(0.05, 3.0) if 0.25 <= hurry < 0.35 else None,
+    )
+
+
+def _worker(chance: random.Random, role: str = "") -> tuple[str, int]:
+    return role or chance.choice(("prefill", "decode")), chance.randrange(3)
+
+
+def _act(chance: random.Random) -> Act:
+    at_s = chance.uniform(0.0, LAST_ACT_S)
+    kind = chance.random()
+    if kind < 0.25:
+        return Kill(at_s, *_worker(chance))
+    if kind < 0.5:
+        return Freeze(at_s, *_worker(chance), for_s=chance.choice((0.2, 1.0, 2.5, 3.5, 4.5, 6.0, 9.0)))
+    if kind < 0.9:
+        one = ("router", 0) if chance.random() < 0.4 else _worker(chance, "prefill")
+        other = _worker(chance, "" if one[0] == "router" else "decode")
+        if kind < 0.7:
+            return Reset(at_s, one, other)
+        return Cut(at_s, one, other, for_s=chance.choice((0.2, 1.0, 2.0, 3.5, 5.0, 8.0)))
+    if kind < 0.96:
+        return FailStep(at_s, *_worker(chance))
+    return RestartRouter(at_s)
+
+
+def _faults(chance: random.Random) -> Faults:
+    def sometimes(most: float) -> float:
+        return chance.uniform(0.0, most) if chance.random() < 0.3 else 0.0
+
+    return Faults(
+        delay_s=(0.0, chance.choice((0.0, 0.01, 0.1, 0.4, 2.0))),
+        write_fails=sometimes(0.2),
+        write_hangs=sometimes(0.1),
+        hang_s=chance.choice((2.0, 6.0)),
+        late_s=chance.choice((0.0, 0.8)),
+        read_early=chance.choice((0.0, 0.5)),
+        notify_lost=sometimes(0.3),
+        notify_doubled=sometimes(0.5),
+        notify_changed=sometimes(0.2),
+        state_changed=sometimes(0.2),
+    )

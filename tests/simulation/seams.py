@@ -1,0 +1,100 @@
+"""Where the simulation takes the place of what tandem takes from its process: time, chance, gRPC channels, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import secrets
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import tandem.rpc
+from decode_worker import worker as decode_module
+from prefill_worker import worker as prefill_module
+from tests.simulation.network import Channel, Network
+from tests.simulation.world import AsyncGenerators, Process, World
+
+__all__ = ["patched"]
+
+_ROOMS = ("tandem", "transfer", "router", "controller", "prefill_worker", "decode_worker")
+_EXPECTED = "scripted failure of a step"
+
+
+@contextlib.contextmanager
+def patched(world: World, network: Network) -> Iterator[None]:
+    """While it holds, everything that tandem does is a function of the world's seed."""
+
+    def create_channel(address: str, *_: object, **__: object) -> Channel:
+        process = asyncio.get_running_loop()
+        assert isinstance(process, Process)
+        return network.channel(process, address)
+
+    with (
+        AsyncGenerators(),
+        mock.patch.object(tandem.rpc, "create_channel", create_channel),
+        mock.patch.object(prefill_module, "MonotonicClock", lambda: world.clock),
+        mock.patch.object(decode_module, "MonotonicClock", lambda: world.clock),
+        _seeded_secrets(world.random("secrets")),
+        _errors_are_violations(world),
+        _no_collection(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _seeded_secrets(chance: random.Random) -> Iterator[None]:
+    with (
+        mock.patch.object(secrets, "token_hex", lambda size: chance.randbytes(size).hex()),
+        mock.patch.object(secrets, "token_bytes", lambda size: chance.randbytes(size)),
+        mock.patch.object(secrets, "randbits", chance.getrandbits),
+    ):
+        yield
+
+
+class _Ears(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if _EXPECTED not in str(error):
+            self._world.complain(f"logged by {record.name}: {record.getMessage()} {error!r}")
+
+
+@contextlib.contextmanager
+def _errors_are_violations(world: World) -> Iterator[None]:
+    """What a room logs as an error is a bug; what it logs below costs time and tells nothing here."""
+    ears = _Ears(world)
+    before: list[tuple[Any, Any, Any]] = []
+    for room in _ROOMS:
+        logger = logging.getLogger(room)
+        before.append((logger, logger.level, logger.propagate))
+        logger.addHandler(ears)
+        logger.propagate = False
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for logger, level, propagate in before:
+            logger.removeHandler(ears)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Generators in cycles are not closed at a moment that depends on what ran before."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
