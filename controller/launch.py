@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +21,11 @@ from tandem.errors import TandemError
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
 # machine's own and listens on every interface, unless told that it is on one of the systems where it keeps to loopback.
 # Its workers' niceness of 15 would let every other process go first: before a token, that is.
+# Whoever reaches Ray's own ports may run code as we do, so a cluster of our own asks for a token that only its processes have.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY)
+_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY | _TOKEN)
 
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
@@ -107,7 +110,11 @@ def _start_local(config: ClusterConfig) -> None:
 
 
 def _join(address: str) -> None:
-    _init(f"cannot join the Ray cluster at {address} (RAY_ADDRESS)", address=address)
+    _init(
+        f"cannot join the Ray cluster at {address} (RAY_ADDRESS; if its nodes run with RAY_AUTH_MODE=token, set that and "
+        "their token here too)",
+        address=address,
+    )
 
 
 def _init(failure: str, **options: Any) -> None:

@@ -1,13 +1,18 @@
 """The router as a child: restarted a bounded number of times, stopped for certain."""
 
+import argparse
+import io
 import sys
+from pathlib import Path
 
 import pytest
 
+from tandem.cli.router import add_parser, router_config
 from tandem.cli.router_process import RouterProcess
 from tandem.clock import FakeClock
-from tandem.config import RouterConfig
-from tandem.errors import TandemError
+from tandem.config import RouterConfig, TrustConfig
+from tandem.errors import ConfigError, TandemError
+from tandem.secret import Secret
 
 IGNORES_SIGTERM = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
@@ -71,3 +76,32 @@ def test_one_that_does_not_listen_is_killed() -> None:
     process.start()
     process.stop(0.2)
     assert process.ended() in (-9, -15)  # -15: the signal came before it was ignored
+
+
+def test_the_secret_goes_through_standard_input_and_not_on_the_command_line(tmp_path: Path) -> None:
+    secret, heard = Secret("known to this test only"), tmp_path / "heard"
+    config = RouterConfig(trust=TrustConfig(secret))
+    assert not any(secret.reveal() in word for word in RouterProcess(config, "127.0.0.1:1", FakeClock())._command)
+    code = f"import sys; open({str(heard)!r}, 'w').write(sys.stdin.read())"
+    process = RouterProcess(config, "127.0.0.1:1", FakeClock(), [sys.executable, "-S", "-c", code])
+    process.start()
+    wait_until_ended(process)
+    assert heard.read_text() == secret.reveal()
+
+
+def test_a_router_reads_its_secret_from_standard_input_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("through the pipe alone"))
+    assert router_config_of("--cluster-secret-file", "-").trust.secret == Secret("through the pipe alone")
+    (tmp_path / "secret").write_text("in a file that is ours")
+    assert router_config_of("--cluster-secret-file", str(tmp_path / "secret")).trust.secret == Secret("in a file that is ours")
+
+
+def test_a_router_refuses_a_secret_on_its_command_line() -> None:
+    with pytest.raises(ConfigError, match="--cluster-secret-file"):
+        router_config_of("--settings", '{"trust": {"secret": "for everybody to read"}}')
+
+
+def router_config_of(*words: str) -> RouterConfig:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return router_config(parser.parse_args(["router", "--controller", "127.0.0.1:1", *words]))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.up import add_parser, check_model, choose_ports, cluster_config
-from tandem.config import ClusterConfig, ModelSource, RouterConfig, WorkerConfig
+from tandem.cli.up import add_parser, check_model, choose_ports, cluster_config, settle_trust
+from tandem.config import ClusterConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
 from tandem.errors import CheckpointError, ConfigError, TandemError
+from tandem.secret import Secret
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -105,3 +106,40 @@ def test_the_embedded_model_and_a_hub_id_pass() -> None:
     for path in ("", "owner/name"):
         config = ClusterConfig(worker=WorkerConfig(model=ModelSource(path)))
         assert check_model(config) == config
+
+
+# ---- trust ----
+
+
+def test_every_process_of_a_cluster_gets_the_same_secret_and_two_clusters_do_not() -> None:
+    config = settle_trust(ClusterConfig())
+    assert config.worker.trust == config.router.trust == config.trust
+    assert len(config.trust.secret.reveal()) == 64
+    assert config.trust.secret != settle_trust(ClusterConfig()).trust.secret
+
+
+def test_a_secret_file_is_read_here_and_not_looked_for_on_other_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    config = settle_trust(cluster_config(parse("--cluster-secret-file", str(file))))
+    assert config.worker.trust == TrustConfig(Secret("0123456789abcdef"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ClusterConfig(trust=TrustConfig(Secret("in plain sight, for all"))),
+        ClusterConfig(worker=WorkerConfig(trust=TrustConfig(secret_file="a"))),
+        ClusterConfig(router=RouterConfig(trust=TrustConfig(secret_file="a"))),
+    ],
+)
+def test_trust_is_set_in_one_place_and_a_secret_only_by_a_file(config: ClusterConfig) -> None:
+    with pytest.raises(ConfigError, match="top-level `trust`"):
+        settle_trust(config)
+
+
+def test_certificates_that_cannot_be_used_are_refused_before_anything_starts() -> None:
+    tls = TlsConfig(cert_file="/no/such/cert.pem", key_file="/no/such/key.pem", ca_file="/no/such/ca.pem")
+    for config in (ClusterConfig(trust=TrustConfig(tls=tls)), ClusterConfig(router=RouterConfig(tls=tls))):
+        with pytest.raises(ConfigError, match=r"/no/such/cert\.pem: no such file"):
+            settle_trust(config)

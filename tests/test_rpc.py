@@ -1,0 +1,183 @@
+"""Internal servers answer nobody without the cluster's secret, whatever the kind of call; TLS is mutual where it is set up."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+
+from tandem.guard import SECRET_HEADER
+from tandem.rpc import bind, create_channel, create_internal_channel, create_internal_server, create_server
+from tandem.secret import Secret
+from tandem.trust import Certificates, Trust
+from tests.certificates import Authority
+
+OURS = Trust(Secret("the secret of this cluster"))
+THEIRS = Trust(Secret("the secret of that cluster"))
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+
+def echo_methods(calls: list[str]) -> grpc.GenericRpcHandler:
+    """One method of each kind, which answers with what it got."""
+
+    async def unary(request: bytes, context: object) -> bytes:
+        calls.append("called")
+        return request
+
+    async def unary_stream(request: bytes, context: object) -> AsyncIterator[bytes]:
+        calls.append("called")
+        yield request
+
+    async def stream_unary(requests: AsyncIterator[bytes], context: object) -> bytes:
+        calls.append("called")
+        return b"".join([request async for request in requests])
+
+    async def stream_stream(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        calls.append("called")
+        async for request in requests:
+            yield request
+
+    handlers = (unary, unary_stream, stream_unary, stream_stream)
+    methods = {kind: getattr(grpc, f"{kind}_rpc_method_handler")(h) for kind, h in zip(KINDS, handlers, strict=True)}
+    return grpc.method_handlers_generic_handler("Echo", methods)
+
+
+@asynccontextmanager
+async def echo_server(
+    server: grpc.aio.Server, calls: list[str], certificates: Certificates | None = None
+) -> AsyncIterator[str]:
+    server.add_generic_rpc_handlers((echo_methods(calls),))
+    port = bind(server, "127.0.0.1", 0, certificates)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def call(channel: grpc.aio.Channel, kind: str, metadata: object = None) -> bytes:
+    """The answer to one call of this kind. Raises AioRpcError."""
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"hello"
+
+    async with asyncio.timeout(10):
+        method = getattr(channel, kind if kind in KINDS else "unary_unary")(f"/Echo/{kind}")
+        answer = method(messages() if kind.startswith("stream") else b"hello", metadata=metadata)
+        if kind.endswith("_stream"):
+            return b"".join([part async for part in answer])
+        return await answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_kind_of_call_passes_with_the_secret(kind: str) -> None:
+    calls: list[str] = []
+    async with echo_server(create_internal_server(OURS), calls) as address, create_internal_channel(address, OURS) as channel:
+        assert await call(channel, kind, metadata=(("x-more", "stays"),)) == b"hello"
+    assert calls == ["called"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "unknown"])
+@pytest.mark.parametrize("shown", ["none", "another", "two"])
+async def test_no_kind_of_call_passes_without_it(kind: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    calls: list[str] = []
+    secrets = {"none": [], "another": [THEIRS.secret], "two": [OURS.secret, THEIRS.secret]}[shown]
+    metadata = tuple((SECRET_HEADER, secret.reveal().encode()) for secret in secrets)
+    async with echo_server(create_internal_server(OURS), calls) as address, create_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, kind, metadata)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "start every process of a cluster with the same secret" in refused.value.details()
+    assert calls == []
+    assert "refused a call of ipv4:127.0.0.1" in caplog.text
+    for secret in (OURS.secret, THEIRS.secret):
+        assert secret.reveal() not in caplog.text + refused.value.details() + repr(refused.value)
+
+
+async def test_a_stream_that_never_says_a_word_is_refused_at_once() -> None:
+    async with echo_server(create_internal_server(OURS), []) as address, create_channel(address) as channel:
+        stream = channel.stream_stream("/Echo/stream_stream")()
+        async with asyncio.timeout(10):
+            assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+# ---- TLS ----
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+def trust_of(authority: Authority, name: str, **names: str) -> Trust:
+    return Trust(OURS.secret, Certificates.load(authority.issue(name, **names)))
+
+
+async def test_processes_of_one_authority_speak_mutual_tls(authority: Authority) -> None:
+    worker, router = trust_of(authority, "worker"), trust_of(authority, "router")
+    server = echo_server(create_internal_server(worker), [], worker.certificates)
+    async with server as address, create_internal_channel(address, router) as channel:
+        assert await call(channel, "stream_stream") == b"hello"
+
+
+async def test_pods_may_share_a_name_instead_of_an_address(authority: Authority) -> None:
+    worker = trust_of(authority, "pod", alt_name="DNS:tandem.internal")
+    assert worker.certificates is not None
+    named = replace(worker, certificates=replace(worker.certificates, server_name="tandem.internal"))
+    async with echo_server(create_internal_server(worker), [], worker.certificates) as address:
+        async with create_internal_channel(address, named) as channel:
+            assert await call(channel, "unary_unary") == b"hello"
+        assert await refusal(create_internal_channel(address, worker)) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_without_a_certificate_of_the_authority_no_call_arrives(authority: Authority, stranger: Authority) -> None:
+    worker = trust_of(authority, "worker")
+    assert worker.certificates is not None
+    calls: list[str] = []
+    foreign = trust_of(stranger, "router")
+    assert foreign.certificates is not None
+    async with echo_server(create_internal_server(worker), calls, worker.certificates) as address:
+        for certificates in (
+            None,  # no TLS at all
+            Certificates(ca=worker.certificates.ca),  # no certificate of its own
+            replace(foreign.certificates, ca=worker.certificates.ca),  # one of another authority
+            foreign.certificates,  # … which does not know the server's either
+        ):
+            channel = create_internal_channel(address, Trust(OURS.secret, certificates))
+            assert await refusal(channel) is grpc.StatusCode.UNAVAILABLE
+    assert calls == []
+
+
+async def test_tls_does_not_replace_the_secret(authority: Authority) -> None:
+    worker = trust_of(authority, "worker")
+    async with echo_server(create_internal_server(worker), [], worker.certificates) as address:
+        assert await refusal(create_channel(address, certificates=worker.certificates)) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_port_for_clients_may_speak_tls_without_asking_for_certificates(authority: Authority) -> None:
+    tls = authority.issue("public")
+    public = Certificates.load(replace(tls, ca_file=""))
+    async with echo_server(create_server(), [], public) as address:
+        async with create_channel(address, certificates=Certificates.load(replace(tls, cert_file="", key_file=""))) as channel:
+            assert await call(channel, "unary_stream") == b"hello"
+        assert await refusal(create_channel(address)) is grpc.StatusCode.UNAVAILABLE
+    async with echo_server(create_server(), [], Certificates.load(tls)) as address:
+        client = create_channel(address, certificates=Certificates.load(replace(tls, cert_file="", key_file="")))
+        assert await refusal(client) is grpc.StatusCode.UNAVAILABLE
+
+
+async def refusal(channel: grpc.aio.Channel) -> grpc.StatusCode:
+    async with channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, "unary_unary")
+    return refused.value.code()
