@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-__all__ = ["ONLY_IN", "PURE", "ROOMS", "Breach", "Owners", "breaches", "check_source", "main"]
+__all__ = ["ONLY_IN", "PURE", "ROOMS", "UNSAFE", "Breach", "Owners", "breaches", "check_source", "main"]
 
 ROOMS = ("tandem", "transfer", "router", "controller", "prefill_worker", "decode_worker")
 
@@ -64,6 +64,9 @@ SAME_AS = {
     "tandem.v1.operations_pb2_grpc": "grpc",
     "tandem.v1.worker_pb2_grpc": "grpc",
 }
+
+# Reading them runs what their writer wished: nothing that comes through a socket or file of ours is in such a format.
+UNSAFE = ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle")
 
 # Decisions: plain Python, tested in milliseconds.
 PURE = (
@@ -121,7 +124,9 @@ def check_source(path: str, source: str) -> list[Breach]:
     found = []
     for line, module in _imported(ast.parse(source, path)):
         package = _package(module)
-        if package in ONLY_IN and path not in ONLY_IN[package].files:
+        if package in UNSAFE:
+            found.append(Breach(path, line, f"imports {module}; what it reads can run code: use JSON or a proto"))
+        elif package in ONLY_IN and path not in ONLY_IN[package].files:
             found.append(Breach(path, line, f"imports {module}; {package} belongs to {ONLY_IN[package].whose}"))
         elif path in PURE and package in NOT_PURE:
             found.append(Breach(path, line, f"imports {module}, but this module decides only: no {', '.join(NOT_PURE)}"))

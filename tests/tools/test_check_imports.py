@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.check_imports import ONLY_IN, PURE, breaches, check_source, main
+from tools.check_imports import ONLY_IN, PURE, UNSAFE, breaches, check_source, main
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,13 @@ def test_an_import_for_the_type_checker_alone_is_allowed_and_its_else_branch_is_
     guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray\nelse:\n    import nixl\n"
     (breach,) = check_source("router/server.py", guarded)
     assert (breach.line, "nixl" in breach.message) == (5, True)
+
+
+@pytest.mark.parametrize("package", UNSAFE)
+def test_no_format_that_runs_code_when_read_is_imported_anywhere(package: str) -> None:
+    for path in ("router/server.py", "prefill_worker/actor.py", "tandem/rpc.py"):
+        (breach,) = check_source(path, f"def read():\n    from {package} import loads\n")
+        assert "can run code" in breach.message
 
 
 def test_a_name_that_only_begins_alike_and_a_relative_import_are_free() -> None:
