@@ -77,6 +77,24 @@ class Writer:
         return Document("".join(t for t, _ in self.parts), b"".join(bytes([k]) * len(t) for t, k in self.parts))
 
 
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Up to this document length: the share of tokens for questions with answers, facts per round, words to repeat."""
+
+    length: int
+    asked_share: tuple[float, float]
+    most_facts: int
+    most_words: int
+
+
+_LEVELS = (
+    _Level(64, (0.6, 0.8), 2, 4),
+    _Level(128, (0.45, 0.75), 6, 10),
+    _Level(512, (0.2, 0.6), 16, 16),
+    _Level(1 << 30, (0.12, 0.4), 24, 16),
+)
+
+
 def _facts_conversation(rng: random.Random, length: int) -> Document:
     """Facts among small talk, then questions about them; long conversations tell and ask in a few rounds."""
     writer = Writer()
@@ -93,11 +111,9 @@ def _facts_conversation(rng: random.Random, length: int) -> Document:
 
 def _round(rng: random.Random, writer: Writer, world: World, known: list[Fact], limit: int, length: int) -> None:
     budget = limit - writer.tokens
-    asked_share = (
-        rng.uniform(0.45, 0.75) if length <= 128 else rng.uniform(0.2, 0.6) if length <= 512 else rng.uniform(0.12, 0.4)
-    )
-    telling = max(int(budget * (1.0 - asked_share)), 8)
-    most = max(1, min(telling // 8, 6 if length <= 128 else 16 if length <= 512 else 24))
+    level = next(level for level in _LEVELS if length <= level.length)
+    telling = max(int(budget * (1.0 - rng.uniform(*level.asked_share))), 8)
+    most = max(1, min(telling // 8, level.most_facts))
     facts = [fact for _ in range(rng.randint((most + 1) // 2, most)) if (fact := world.fact()) is not None]
     told = [fact.statement for fact in facts]
     talk: list[str] = []
@@ -152,13 +168,13 @@ def _tasks_conversation(rng: random.Random, length: int) -> Document:
     style = rng.random()
     while True:
         if style < 0.5:
-            made = words_exchange(rng, 16 if length > 128 else 10)
+            made = words_exchange(rng, next(level.most_words for level in _LEVELS if length <= level.length))
         elif style < 0.8:
             made = sum_exchange(rng)
         else:
             made = exchange(rng)
         _write(writer, made)
-        if writer.tokens + 24 > length:
+        if writer.tokens + 20 > length:
             return writer.document()
 
 

@@ -10,11 +10,12 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "Schedule", "architecture"]
 
-# Documents grow in three stages. Batches hold the same number of tokens at every length.
+# Documents grow in four stages. Batches hold the same number of tokens at every length.
 CURRICULUM = (
-    Stage(0.35, (128, 512), (0.85, 0.15)),
-    Stage(0.65, (128, 512, 2048), (0.45, 0.45, 0.10)),
-    Stage(1.0, (128, 512, 2048), (0.25, 0.4, 0.35)),
+    Stage(0.08, (64,), (1.0,)),
+    Stage(0.35, (64, 128, 512), (0.3, 0.6, 0.1)),
+    Stage(0.65, (64, 128, 512, 2048), (0.1, 0.35, 0.45, 0.10)),
+    Stage(1.0, (64, 128, 512, 2048), (0.1, 0.2, 0.35, 0.35)),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
@@ -30,7 +31,7 @@ KIND_WEIGHTS = {
     Kind.CONTEXT: 0.1 / CONTEXT_SHARE,
     Kind.ANSWER: 0.5,
     Kind.RECALL: 3.0,
-    Kind.COPY: 1.5,
+    Kind.COPY: 3.0,
     Kind.SUM: 3.0,
     Kind.PROSE: 0.3,
 }
@@ -41,7 +42,7 @@ class Schedule:
     """Warm-up, constant, then linear decay to a twentieth over the last `decay` share of the steps."""
 
     steps: int
-    warmup_steps: int = 100
+    warmup_steps: int = 50
     decay: float = 0.3
 
     def factor(self, step: int) -> float:
