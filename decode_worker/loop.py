@@ -72,6 +72,7 @@ class DecodeLoop:
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
             leases=self._leases.counts_by_state(),
+            lease_ages=self._leases.oldest_age_by_state(),
             step_seconds=self._step_s,
         )
 

@@ -8,12 +8,20 @@ from prefill_worker.prompt import Key, PrefillTask
 from tandem.errors import TandemError
 from transfer.handoff import HandoffResult, LeaseGrant
 
-__all__ = ["CancelTask", "HandoffEnded", "MemoryQuiet", "Message", "ReservationEnded", "RouterGone", "Stop"]
+__all__ = ["AskTask", "CancelTask", "HandoffEnded", "MemoryQuiet", "Message", "ReservationEnded", "RouterGone", "Stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTask:
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class AskTask:
+    """A router wants to know whether this task is here. router_id: who asks."""
+
+    key: Key
+    router_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +59,4 @@ class Stop:
     pass
 
 
-Message = PrefillTask | CancelTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Stop
+Message = PrefillTask | CancelTask | AskTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Stop

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
+from prefill_worker.inbox import AskTask, CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
@@ -123,6 +123,8 @@ class PrefillLoop:
                     self._memory_quiet(key)
                 case CancelTask(key):
                     self._drop(lambda task, key=key: task.key == key)  # type: ignore[misc]
+                case AskTask(key, router_id):
+                    self._report.standing(router_id, *key, known=self._knows(key))
                 case RouterGone(router_id):
                     self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
                 case Stop():

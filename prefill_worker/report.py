@@ -48,6 +48,10 @@ class Reporter:
         )
         self.hub.post(task.router_id, pb.PrefillEvents(handoffs=[event]))
 
+    def standing(self, router_id: str, request_id: str, attempt: int, *, known: bool) -> None:
+        event = pb.TaskStanding(request_id=request_id, attempt=attempt, known=known)
+        self.hub.post(router_id, pb.PrefillEvents(standings=[event]))
+
     def failed(self, task: PrefillTask, error: TandemError) -> None:
         event = failure_to_wire(task.request.request_id, task.attempt, error)
         self.hub.post(task.router_id, pb.PrefillEvents(failed=[event]))

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from prefill_worker.inbox import CancelTask, RouterGone, Stop
+from prefill_worker.inbox import AskTask, CancelTask, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.pairing import Ourselves
 from prefill_worker.peers import DecodePeers
@@ -135,6 +135,9 @@ class PrefillWorker:
             key = (command.cancel.request_id, command.cancel.attempt)
             self._loop.inbox.put(CancelTask(key))
             self._peers.withdraw(lambda task: task.key == key)
+
+        elif command.HasField("ask"):
+            self._loop.inbox.put(AskTask((command.ask.request_id, command.ask.attempt), router_id))
 
     def _place(self, router_id: str, wire: pb.PrefillTask) -> None:
         model = self.description.model

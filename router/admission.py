@@ -1,7 +1,8 @@
 """The router's queue: requests that no two workers have room for yet.
 
-Interactive before batch, then first come first served. The head blocks the rest, so that small requests do not overtake a
-large one for ever. A retried request keeps its place in the order: it comes before what arrived after it.
+In order of arrival, where a batch request counts as one that arrived `batch_ageing_s` later: interactive requests pass it for
+so long, and not for ever. The head blocks the rest, so that small requests do not overtake a large one for ever. A retried
+request keeps its place in the order: it comes before what arrived after it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from router.estimates import FirstTokens, QueuePace
 from router.events import AttemptKey
 from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, place
 from router.state import WorkerTable
@@ -20,16 +22,18 @@ from tandem.request import ServiceClass
 
 __all__ = ["PlacementQueue", "Ticket"]
 
-RETRY_AFTER_S = 1.0
-_RANK = {ServiceClass.INTERACTIVE: 0, ServiceClass.BATCH: 1}
+# The wait is estimated from a mean; a request is refused for it only when half of it would be too long already.
+_SURE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ticket:
-    """A request's place in the order."""
+    """A request's place in the order. due_s: when it arrived, or counts as arrived. until: its deadline on the event loop's
+    clock; None: it has none."""
 
-    rank: int
+    due_s: float
     sequence: int
+    until: float | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, order=True)
@@ -43,26 +47,36 @@ class _Waiter:
 
 
 class PlacementQueue:
-    """max_waiting: requests that may wait. wait_s: the longest that one waits, whatever its deadline."""
+    """max_waiting: requests that may wait. wait_s: the longest that one waits, whatever its deadline. batch_ageing_s: see the
+    module. Times are the event loop's."""
 
-    def __init__(self, table: WorkerTable, max_waiting: int, wait_s: float) -> None:
+    def __init__(self, table: WorkerTable, max_waiting: int, wait_s: float, batch_ageing_s: float = 30.0) -> None:
         self._table = table
         self._max_waiting = max(1, max_waiting)
         self._wait_s = wait_s
+        self._ageing_s = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.BATCH: batch_ageing_s}
         self._sequence = itertools.count()
         self._waiters: list[_Waiter] = []
         self._blocked: NoWorker | NoRoomNow = NoRoomNow("all workers are busy")
+        self._pace = QueuePace()
+        self._first_tokens = FirstTokens()
         self.num_waiting = 0
         table.listen(self._pump)
 
-    def admit(self, service_class: ServiceClass) -> Ticket:
-        """
+    def admit(self, service_class: ServiceClass, prefill_tokens: int, until: float | None = None) -> Ticket:
+        """A place in the order; `place` is to follow at once.
+
         Raises:
-            Overloaded: as many requests wait as may.
+            Overloaded: as many requests wait as may. TimeoutError: its deadline has passed, or cannot be met any more.
         """
+        now = _now()
         if self.num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait already; try again later", RETRY_AFTER_S)
-        return Ticket(_RANK[service_class], next(self._sequence))
+            raise Overloaded(f"{self._max_waiting} requests wait already; try again later", self.retry_after_s())
+        ticket = Ticket(now + self._ageing_s[service_class], next(self._sequence), until)
+        if until is not None:
+            num_ahead = sum(waiter.ticket < ticket and not waiter.placed.done() for waiter in self._waiters)
+            self._require_in_time(ticket, prefill_tokens, now, _SURE_SHARE * self._pace.wait_s(num_ahead, now))
+        return ticket
 
     async def place(
         self, ticket: Ticket, key: AttemptKey, need: Need, prefill_tokens: int, exclude: Set[str] = frozenset()
@@ -70,7 +84,7 @@ class PlacementQueue:
         """Two workers, counted as assigned in the table. The caller releases `key` there in any case, when cancelled too.
 
         Raises:
-            InvalidRequest: no worker can ever hold the request.
+            InvalidRequest: no worker can ever hold the request. TimeoutError: its deadline cannot be met any more.
             Unavailable: no worker was ready in time. Overloaded: none had room in time.
         """
         waiter = _Waiter(ticket, key, need, prefill_tokens, exclude, asyncio.get_running_loop().create_future())
@@ -78,35 +92,74 @@ class PlacementQueue:
         heapq.heappush(self._waiters, waiter)
         self._pump()
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self._wait_s) as waiting:
                 return await waiter.placed
         except TimeoutError:
+            if not waiting.expired():
+                raise  # of the placement itself
             if isinstance(self._blocked, NoWorker):
                 raise Unavailable(f"{self._blocked.reason}; start or repair workers, then try again") from None
-            raise Overloaded(f"{self._blocked.reason}; try again later", RETRY_AFTER_S) from None
+            raise Overloaded(f"{self._blocked.reason}; try again later", self.retry_after_s()) from None
         finally:
             self.num_waiting -= 1
             self._forget_cancelled()
             self._pump()
 
+    def retry_after_s(self) -> float:
+        """When a client that is refused now should come again; see `QueuePace`."""
+        return self._pace.retry_after_s(_now())
+
+    def note_first_token(self, prefill_tokens: int, seconds: float) -> None:
+        """A request got its first token so long after its placement."""
+        self._first_tokens.note(prefill_tokens, seconds, _now())
+
     def _pump(self) -> None:
         """Place from the head on until one must wait."""
         while self._waiters:
             head = self._waiters[0]
-            if not head.placed.done():
-                decision = place(self._table.snapshot(), head.need, head.exclude)
-                if isinstance(decision, Placement):
-                    self._table.assign(head.key, decision, head.prefill_tokens, head.need.max_total_tokens)
-                    head.placed.set_result(decision)
-                elif isinstance(decision, NeverFits):
-                    head.placed.set_exception(InvalidRequest("max_new_tokens", decision.reason))
-                else:
-                    self._blocked = decision
-                    return
+            if not head.placed.done() and not self._settle(head):
+                self._pace.waiting(_now())
+                return
             heapq.heappop(self._waiters)
+        self._pace.empty()
+
+    def _settle(self, head: _Waiter) -> bool:
+        """Place it, or refuse it for good. False: it must wait."""
+        now = _now()
+        try:
+            self._require_in_time(head.ticket, head.prefill_tokens, now)
+        except TimeoutError as late:
+            head.placed.set_exception(late)
+            return True
+        decision = place(self._table.snapshot(), head.need, head.exclude)
+        if isinstance(decision, Placement):
+            self._table.assign(head.key, decision, head.prefill_tokens, head.need.max_total_tokens)
+            self._pace.left(now)
+            head.placed.set_result(decision)
+        elif isinstance(decision, NeverFits):
+            head.placed.set_exception(InvalidRequest("max_new_tokens", decision.reason))
+        else:
+            self._blocked = decision
+            return False
+        return True
+
+    def _require_in_time(self, ticket: Ticket, prefill_tokens: int, now: float, wait_s: float = 0.0) -> None:
+        """Raises TimeoutError: nothing of the answer can come before the deadline, so nothing is begun."""
+        if ticket.until is None:
+            return
+        remaining_s = ticket.until - now
+        if remaining_s <= 0:
+            raise TimeoutError("the deadline passed")
+        needed_s = wait_s + self._first_tokens.least_s(prefill_tokens, now)
+        if remaining_s < needed_s:
+            raise TimeoutError(f"a first token takes {needed_s:.3g} s at least now, the deadline leaves {remaining_s:.3g} s")
 
     def _forget_cancelled(self) -> None:
         """Those that left the middle of the queue are removed once they outnumber the rest, so that a storm costs little."""
         if len(self._waiters) > 2 * self.num_waiting + 16:
             self._waiters = [waiter for waiter in self._waiters if not waiter.placed.done()]
             heapq.heapify(self._waiters)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

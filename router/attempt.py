@@ -7,9 +7,10 @@ import logging
 
 from router.answer import Answer
 from router.assembly import TokenAssembler
-from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Ready, Tokens
+from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.worker import WorkerHandle
 from tandem.clock import Clock
+from tandem.config import RouterConfig
 from tandem.errors import HandoffError
 from tandem.request import FinishReason, Request, Timings
 
@@ -30,16 +31,23 @@ class Attempt:
     """Both workers' events go through one queue. Tokens go to the answer by index, so it does not matter which worker's message
     comes first. `start` and `stop` are a pair; `stop` is due on every path.
 
-    ready: the decode worker has verified the hand-off.
-    stall_s: the longest silence about this attempt after its first token, when a worker that lives must have dropped it.
+    ready: the decode worker has verified the hand-off. config: how long silence about the attempt is believed to be work.
     """
 
     def __init__(
-        self, request: Request, number: int, prefill: WorkerHandle, decode: WorkerHandle, answer: Answer, clock: Clock
+        self,
+        request: Request,
+        number: int,
+        workers: tuple[WorkerHandle, WorkerHandle],
+        answer: Answer,
+        clock: Clock,
+        config: RouterConfig,
     ) -> None:
+        prefill, decode = workers
         self.key = (request.request_id, number)
         self.prefill_id = prefill.info.id
         self.decode_id = decode.info.id
+        self.num_prompt_tokens = len(request.tokens)
         self.first_token_seen = False
         self.ready = False
         self.handoff_exposed_s = 0.0
@@ -48,6 +56,7 @@ class Attempt:
         self._decode = decode
         self._answer = answer
         self._clock = clock
+        self._config = config
         self._assembler = TokenAssembler(len(request.generated))
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._ended_by_worker = False
@@ -66,25 +75,36 @@ class Attempt:
             self._decode.cancel(self.key)
 
     async def until_first_token(self, timings: Timings) -> None:
-        """
-        Raises:
-            AttemptEnded: a worker failed.
-        """
-        while not self.first_token_seen:
-            self._take(await self._events.get(), timings)
+        """A prompt may wait long in a busy worker. So whoever hears nothing asks; only who gets no answer gives up.
 
-    async def until_finished(self, timings: Timings, stall_s: float) -> FinishReason:
+        Raises:
+            AttemptEnded: a worker failed, does not know the task any more, or lets nothing be heard of it.
+        """
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while not self.first_token_seen:
+            try:
+                async with asyncio.timeout(self._config.ask_after_s):
+                    event = await self._events.get()
+            except TimeoutError:
+                if loop.time() - heard_s >= self._config.stall_s:
+                    raise self._stalled(self.prefill_id, "before the first token") from None
+                self._prefill.ask(self.key)
+            else:
+                heard_s = loop.time()
+                self._take(event, timings)
+
+    async def until_finished(self, timings: Timings) -> FinishReason:
         """
         Raises:
             AttemptEnded: a worker failed, or nothing came for too long.
         """
         while self._answer.finish_reason is None:
             try:
-                async with asyncio.timeout(stall_s):
+                async with asyncio.timeout(self._config.stall_s):
                     event = await self._events.get()
             except TimeoutError:
-                reason = f"no word for {stall_s:g} s after the first token"
-                raise AttemptEnded(Failed(self.decode_id, "Stalled", reason, retryable=True)) from None
+                raise self._stalled(self.decode_id, "after the first token") from None
             self._take(event, timings)
         return self._answer.finish_reason
 
@@ -98,6 +118,9 @@ class Attempt:
                 timings.prefill_started = timings.prefill_started or now - event.prefill_s
                 self._deliver(Tokens(event.index, (event.token,), event.finish_reason))
                 timings.first_token = timings.first_token or now
+            case Standing():
+                if not event.known and not self.first_token_seen:
+                    raise AttemptEnded(Failed(self.prefill_id, "Dropped", "it does not know the task any more", retryable=True))
             case Ready():
                 self.handoff_exposed_s = event.handoff_exposed_s
                 self._set_ready(timings, now)
@@ -106,6 +129,10 @@ class Attempt:
                 self._deliver(event)
             case Failed():
                 self._fail(event)
+
+    def _stalled(self, worker_id: str, when: str) -> AttemptEnded:
+        reason = f"no word for {self._config.stall_s:g} s {when}"
+        return AttemptEnded(Failed(worker_id, "Stalled", reason, retryable=True))
 
     def _set_ready(self, timings: Timings, now: float) -> None:
         self.ready = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.request import FinishReason
 
-__all__ = ["AttemptEvent", "AttemptKey", "Failed", "FirstToken", "PrefillStarted", "Ready", "Tokens"]
+__all__ = ["AttemptEvent", "AttemptKey", "Failed", "FirstToken", "PrefillStarted", "Ready", "Standing", "Tokens"]
 
 # Request id on the wire, and the number of the attempt from 1 on. Events of another attempt never reach this one.
 AttemptKey = tuple[str, int]
@@ -25,6 +25,13 @@ class FirstToken:
     token: int
     finish_reason: FinishReason | None = None
     prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A prefill worker's answer to `ask`. known: it holds the task, at whatever point; one that it has finished it does not."""
+
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +60,4 @@ class Failed:
     retryable: bool
 
 
-AttemptEvent = PrefillStarted | FirstToken | Ready | Tokens | Failed
+AttemptEvent = PrefillStarted | FirstToken | Standing | Ready | Tokens | Failed

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Tokens
+from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.model import ModelInfo
 from router.state import WorkerTable
 from router.worker import DECODE, PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
@@ -22,7 +22,7 @@ __all__ = ["FakeCluster", "FakeWorkerHandle", "Script", "count_up"]
 
 
 class FakeWorkerHandle:
-    """submitted: (request, attempt, decode worker) of each task. cancelled: keys in the order they came."""
+    """submitted: (request, attempt, decode worker) of each task. asked, cancelled: keys in the order they came."""
 
     def __init__(self, info: WorkerInfo, load: WorkerLoad | None = None) -> None:
         self.info = info
@@ -30,9 +30,11 @@ class FakeWorkerHandle:
             kv_blocks_total=info.kv_blocks_total, state_slots_total=info.state_slots_total
         )
         self.submitted: list[tuple[Request, int, str]] = []
+        self.asked: list[AttemptKey] = []
         self.cancelled: list[AttemptKey] = []
         self.subscriptions = Subscriptions(info.id)
         self.on_submit: Callable[[Request, int, str], None] = lambda request, attempt, decode_id: None
+        self.on_ask: Callable[[AttemptKey], None] = lambda key: None
         self.on_cancel: Callable[[AttemptKey], None] = lambda key: None
 
     def subscribe(self, key: AttemptKey, sink: Sink) -> None:
@@ -44,6 +46,10 @@ class FakeWorkerHandle:
     def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
         self.submitted.append((request, attempt, decode_worker_id))
         self.on_submit(request, attempt, decode_worker_id)
+
+    def ask(self, key: AttemptKey) -> None:
+        self.asked.append(key)
+        self.on_ask(key)
 
     def cancel(self, key: AttemptKey) -> None:
         self.cancelled.append(key)
@@ -121,6 +127,7 @@ class FakeCluster:
         info = WorkerInfo(worker_id, role, "", model, kv_blocks_total=kv_blocks, state_slots_total=slots)
         handle = FakeWorkerHandle(info)
         handle.on_cancel = self._cancel
+        handle.on_ask = lambda key: handle.emit(key, Standing(known=key in self._running))
         if role == PREFILL:
             handle.on_submit = lambda request, attempt, decode_id: self._submit(handle, request, attempt, decode_id)
         self.table.add(handle)

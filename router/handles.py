@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import grpc
 import grpc.aio
 
-from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Tokens
+from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.worker import PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
 from tandem.request import FinishReason, Request
 from tandem.rpc import create_internal_channel
@@ -63,6 +63,10 @@ class GrpcWorkerHandle:
         wire = request_to_wire(request, attempt, self._router_id)
         task = pb.PrefillTask(request=wire, decode_worker_id=decode_worker_id)
         self._commands.put_nowait(pb.PrefillCommand(task=task))
+
+    def ask(self, key: AttemptKey) -> None:
+        request_id, attempt = key
+        self._commands.put_nowait(pb.PrefillCommand(ask=pb.Ask(request_id=request_id, attempt=attempt)))
 
     def cancel(self, key: AttemptKey) -> None:
         request_id, attempt = key
@@ -166,6 +170,9 @@ def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, Att
             yield (some.request_id, some.attempt), Tokens(some.index, tuple(some.tokens), _reason(some.finish_reason))
     for failed in message.failed:
         yield (failed.request_id, failed.attempt), Failed(worker_id, failed.kind, failed.reason, failed.retryable)
+    if isinstance(message, pb.PrefillEvents):  # last: what a task did before it was asked for comes first
+        for standing in message.standings:
+            yield (standing.request_id, standing.attempt), Standing(standing.known)
 
 
 def load_of(load: pb.WorkerLoad) -> WorkerLoad:
@@ -178,6 +185,8 @@ def load_of(load: pb.WorkerLoad) -> WorkerLoad:
         state_slots_used=load.state_slots_used,
         state_slots_total=load.state_slots_total,
         leases=dict(load.leases),
+        lease_ages=dict(load.lease_ages),
+        pool_mismatches=load.pool_mismatches,
         step_s=load.step_seconds,
         transport=load.transport,
     )

@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from router.admission import PlacementQueue
@@ -31,20 +30,12 @@ from tandem.errors import Unavailable
 from tandem.request import FinishReason, Phase, Timings
 from tandem.v1 import inference_pb2 as pb
 
-__all__ = ["Pipeline", "PipelineLimits"]
+__all__ = ["Pipeline"]
 
 log = logging.getLogger(__name__)
 
 # Texts longer than this are tokenised beside the event loop: shorter ones take less than the hop costs.
 _INLINE_CHARS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLimits:
-    """Bounds that no client sets. wait_s: for a worker or for room, at each placement. stall_s: see `Attempt`."""
-
-    wait_s: float = 60.0
-    stall_s: float = 120.0
 
 
 class Pipeline:
@@ -56,16 +47,14 @@ class Pipeline:
         table: WorkerTable,
         model: Callable[[], ServedModel | None],
         clock: Clock,
-        limits: PipelineLimits | None = None,
         observe: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self._config = config
         self._table = table
         self._model = model
         self._clock = clock
-        self._limits = limits or PipelineLimits()
         self._observe = observe
-        self._queue = PlacementQueue(table, config.max_queue, self._limits.wait_s)
+        self._queue = PlacementQueue(table, config.max_queue, config.queue_wait_s, config.batch_ageing_s)
         self._jobs: dict[int, Job] = {}
 
     @property
@@ -84,13 +73,12 @@ class Pipeline:
             RequestError: see `tandem.errors`. TimeoutError: the deadline passed.
         """
         until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        retries = Retries(self._config.max_attempts, self._limits.wait_s)
+        retries = Retries(self._config.max_attempts, self._config.queue_wait_s, self._queue.retry_after_s)
         job = Job(message, request_id, Timings(received=self._clock.now()), retries)
         self._jobs[id(job)] = job
         try:
             async with asyncio.timeout_at(until):
                 await self._validate(job)
-            self._admit(job)
             async with contextlib.aclosing(self._stream(job, until)) as stream:
                 async for item in stream:
                     yield item
@@ -118,6 +106,7 @@ class Pipeline:
                 serving.exception()  # seen: it was raised above, or nobody listens any more
 
     async def _serve(self, job: Job, until: float | None) -> Outcome:
+        self._admit(job, until)
         async with asyncio.timeout_at(until):
             while True:
                 attempt = None
@@ -150,8 +139,8 @@ class Pipeline:
         job.request = valid.request
         job.answer = Answer(model.tokenizer.detokenizer(), valid.stop_strings, valid.request.stop)
 
-    def _admit(self, job: Job) -> None:
-        job.ticket = self._queue.admit(job.request.service_class)
+    def _admit(self, job: Job, until: float | None) -> None:
+        job.ticket = self._queue.admit(job.request.service_class, len(job.request.tokens), until)
         job.timings.queued = self._clock.now()
 
     async def _place(self, job: Job) -> Attempt:
@@ -166,18 +155,20 @@ class Pipeline:
         if prefill is None or decode is None:
             gone = placed.prefill_id if prefill is None else placed.decode_id
             raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
-        return Attempt(request, job.number, prefill, decode, job.answer, self._clock)
+        return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config)
 
     async def _prefill(self, job: Job, attempt: Attempt) -> None:
         job.phase = Phase.PREFILLING
+        placed_s = self._clock.now()
         attempt.start()
         await attempt.until_first_token(job.timings)
         self._table.prefill_done(job.key)
+        self._queue.note_first_token(attempt.num_prompt_tokens, self._clock.now() - placed_s)
 
     async def _decode(self, job: Job, attempt: Attempt) -> FinishReason:
         if job.answer.finish_reason is None:
             job.phase = Phase.DECODING
-        return await attempt.until_finished(job.timings, self._limits.stall_s)
+        return await attempt.until_finished(job.timings)
 
     def _finish(self, job: Job, attempt: Attempt, reason: FinishReason) -> Outcome:
         job.phase = Phase.FINISHED

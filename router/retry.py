@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.admission import RETRY_AFTER_S
 from router.events import Failed
 from tandem.errors import HandoffRefused, InvalidRequest, LeaseLost, NoRoom, Overloaded, TransferFailed, Unavailable
 
@@ -14,18 +14,22 @@ __all__ = ["Retries", "final_error"]
 _ABOUT_DECODE = frozenset(kind.__name__ for kind in (HandoffRefused, LeaseLost, NoRoom, TransferFailed))
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
+_RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
 class Retries:
     """Of one request. max_attempts: failed attempts that end it. wait_s: pauses for lack of room that end it, added up.
+    retry_after_s: what a client that is refused in the end is told.
 
     tried: workers to avoid while there are others.
     """
 
     max_attempts: int
     wait_s: float
+    retry_after_s: Callable[[], float] = lambda: _RETRY_AFTER_S
     tried: set[str] = field(default_factory=set)
+    _full: set[str] = field(default_factory=set)
     _failures: int = 0
     _no_rooms: int = 0
     _paused_s: float = 0.0
@@ -34,11 +38,18 @@ class Retries:
         """Seconds to pause before the request is placed again.
 
         A worker's refusal for lack of room only says that our view of its load was old. It counts as no failed attempt,
-        but pauses grow, so that it does not become a busy loop.
+        but pauses grow, so that it does not become a busy loop. A prefill worker whose queue is full is asked once; when the
+        next one asked is that worker again, all are full.
 
         Raises:
             RequestError: the failure is final, or there were too many. RuntimeError: it is final and should not exist.
         """
+        if failure.kind == Overloaded.__name__:
+            if failure.worker_id in self._full:
+                raise Overloaded(failure.reason, self.retry_after_s())
+            self._full.add(failure.worker_id)
+            self.tried.add(failure.worker_id)
+            return 0.0
         if not failure.retryable:
             raise final_error(failure)
         if failure.kind in _ABOUT_DECODE:
@@ -48,7 +59,7 @@ class Retries:
             self._no_rooms += 1
             self._paused_s += pause_s
             if self._paused_s > self.wait_s:
-                raise Overloaded(f"{failure.reason}; try again later", RETRY_AFTER_S)
+                raise Overloaded(f"{failure.reason}; try again later", self.retry_after_s())
             return pause_s
         self.tried.add(failure.worker_id)
         self._failures += 1
@@ -63,8 +74,6 @@ def final_error(failure: Failed) -> Exception:
     if failure.kind == InvalidRequest.__name__:
         name, _, reason = failure.reason.partition(": ")
         return InvalidRequest(name, reason)
-    if failure.kind == Overloaded.__name__:
-        return Overloaded(failure.reason, RETRY_AFTER_S)
     if failure.kind == Unavailable.__name__:
         return Unavailable(failure.reason)
     return RuntimeError(f"{failure.kind} at {failure.worker_id}: {failure.reason}")

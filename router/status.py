@@ -15,9 +15,12 @@ __all__ = ["status_of"]
 
 def status_of(fleet: Fleet, table: WorkerTable, num_by_phase: Mapping[str, int]) -> pb.Status:
     leases: Counter[str] = Counter()
+    ages: dict[str, float] = {}
     for entry in table.entries:
         if entry.handle.load is not None:
             leases.update(entry.handle.load.leases)
+            for state, age_s in entry.handle.load.lease_ages.items():
+                ages[state] = max(age_s, ages.get(state, 0.0))
     model = fleet.model.info if fleet.model else None
     return pb.Status(
         model_name=model.name if model else "",
@@ -26,6 +29,7 @@ def status_of(fleet: Fleet, table: WorkerTable, num_by_phase: Mapping[str, int])
             (*map(_entry, table.entries), *map(_refused, fleet.refused.values())), key=lambda w: (w.role != PREFILL, w.id)
         ),
         leases=leases,
+        lease_ages=ages,
         requests=num_by_phase,
         pools={role: _pool(fleet, table, role) for role in (PREFILL, DECODE)},
     )
@@ -57,4 +61,5 @@ def _worker(info: WorkerInfo, state: str, load: WorkerLoad) -> pb.WorkerStatus:
         running=load.running,
         kv_blocks=pb.UsedOfTotal(used=load.kv_blocks_used, total=load.kv_blocks_total or info.kv_blocks_total),
         state_slots=pb.UsedOfTotal(used=load.state_slots_used, total=load.state_slots_total or info.state_slots_total),
+        pool_mismatches=load.pool_mismatches,
     )

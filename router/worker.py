@@ -35,7 +35,8 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers.
+    """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers; lease_ages: seconds
+    that the longest-standing one has spent in its state. pool_mismatches: blocks and slots that it once found missing.
     transport: what carries the hand-offs now, as the worker's transfer agent reports it."""
 
     queue: int = 0
@@ -46,6 +47,8 @@ class WorkerLoad:
     state_slots_used: int = 0
     state_slots_total: int = 0
     leases: Mapping[str, int] = field(default_factory=dict)
+    lease_ages: Mapping[str, float] = field(default_factory=dict)
+    pool_mismatches: int = 0
     step_s: float = 0.0
     transport: str = ""
 
@@ -72,6 +75,10 @@ class WorkerHandle(Protocol):
 
     def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
         """Give a prefill worker its task."""
+        ...
+
+    def ask(self, key: AttemptKey) -> None:
+        """Let a prefill worker say, as a `Standing`, whether it holds this task."""
         ...
 
     def cancel(self, key: AttemptKey) -> None:

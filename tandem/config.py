@@ -152,6 +152,10 @@ class WorkerConfig:
 class RouterConfig:
     """host: where clients connect. grpc_port, http_port: 0 lets the system choose.
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
+    queue_wait_s: the longest that a request waits for a worker or for room, at each placement.
+    batch_ageing_s: a batch request waits behind interactive ones that came up to so much later.
+    ask_after_s: after so much silence before the first token the prefill worker is asked whether it has the task.
+    stall_s: an attempt of which nothing was heard for so long, not even an answer to that, has ended.
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`."""
 
@@ -160,6 +164,10 @@ class RouterConfig:
     http_port: int = 8000
     max_queue: int = 1024
     max_attempts: int = 4
+    queue_wait_s: float = 60.0
+    batch_ageing_s: float = 30.0
+    ask_after_s: float = 5.0
+    stall_s: float = 120.0
     max_new_tokens_default: int = 128
     max_message_bytes: int = 16 * 1024 * 1024
     tls: TlsConfig = field(default_factory=TlsConfig)

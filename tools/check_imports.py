@@ -87,6 +87,7 @@ PURE = (
     "prefill_worker/scheduler.py",
     "decode_worker/scheduler.py",
     "router/admission.py",
+    "router/estimates.py",
     "router/placement.py",
     "controller/reconcile.py",
     "controller/controller.py",

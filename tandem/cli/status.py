@@ -7,7 +7,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -79,10 +80,12 @@ def as_json(status: operations_pb2.Status) -> dict[str, Any]:
                 "running": worker.running,
                 "kv_blocks": {"used": worker.kv_blocks.used, "total": worker.kv_blocks.total},
                 "state_slots": {"used": worker.state_slots.used, "total": worker.state_slots.total},
+                "pool_mismatches": worker.pool_mismatches,
             }
             for worker in status.workers
         ],
         "leases": dict(status.leases),
+        "lease_ages": dict(status.lease_ages),
         "requests": dict(status.requests),
         "pools": {
             role: {"wanted": pool.wanted, "ready": pool.ready, "reason": pool.reason} for role, pool in status.pools.items()
@@ -97,7 +100,12 @@ def as_text(status: operations_pb2.Status) -> str:
         reason = f"  ({pool.reason})" if pool.reason else ""
         lines.append(f"{role:<9} {pool.ready} of {pool.wanted} ready{reason}")
     lines.append(f"requests  {_counts(status.requests)}")
-    lines.append(f"leases    {_counts(status.leases)}")
+    lines.append(f"leases    {_counts(status.leases, status.lease_ages)}")
+    lines += [
+        f"WRONG     {worker.id} misses {worker.pool_mismatches} KV blocks or state slots; its log has their history"
+        for worker in status.workers
+        if worker.pool_mismatches
+    ]
     if status.workers:
         lines += ["", *_table([_COLUMNS, *map(_row, status.workers)])]
     return "\n".join(lines)
@@ -119,8 +127,11 @@ def _row(worker: operations_pb2.WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _counts(counts: Any) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"
+def _counts(counts: Mapping[str, int], ages: Mapping[str, float] = MappingProxyType({})) -> str:
+    def age(name: str) -> str:
+        return f" (oldest {ages[name]:.1f} s)" if name in ages else ""
+
+    return ", ".join(f"{count} {name}{age(name)}" for name, count in sorted(counts.items()) if count) or "none"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

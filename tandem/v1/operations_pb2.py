@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/operations.proto\x12\ttandem.v1\"\x12\n\x10GetStatusRequest\"\x93\x03\n\x06Status\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.tandem.v1.Status.LeasesEntry\x12\x31\n\x08requests\x18\x05 \x03(\x0b\x32\x1f.tandem.v1.Status.RequestsEntry\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.tandem.v1.Status.PoolsEntry\x1a-\n\x0bLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\"9\n\x08PoolSize\x12\x0e\n\x06wanted\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"*\n\x0bUsedOfTotal\x12\x0c\n\x04used\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\"\xee\x01\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\r\n\x05queue\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12)\n\tkv_blocks\x18\n \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12+\n\x0bstate_slots\x18\x0b \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal2I\n\nOperations\x12;\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x11.tandem.v1.Statusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/operations.proto\x12\ttandem.v1\"\x12\n\x10GetStatusRequest\"\xfb\x03\n\x06Status\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.tandem.v1.Status.LeasesEntry\x12\x31\n\x08requests\x18\x05 \x03(\x0b\x32\x1f.tandem.v1.Status.RequestsEntry\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.tandem.v1.Status.PoolsEntry\x12\x34\n\nlease_ages\x18\x07 \x03(\x0b\x32 .tandem.v1.Status.LeaseAgesEntry\x1a-\n\x0bLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\x1a\x30\n\x0eLeaseAgesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"9\n\x08PoolSize\x12\x0e\n\x06wanted\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"*\n\x0bUsedOfTotal\x12\x0c\n\x04used\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\"\x87\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\r\n\x05queue\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12)\n\tkv_blocks\x18\n \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12+\n\x0bstate_slots\x18\x0b \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12\x17\n\x0fpool_mismatches\x18\x0c \x01(\x05\x32I\n\nOperations\x12;\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x11.tandem.v1.Statusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +37,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUS_REQUESTSENTRY']._serialized_options = b'8\001'
   _globals['_STATUS_POOLSENTRY']._loaded_options = None
   _globals['_STATUS_POOLSENTRY']._serialized_options = b'8\001'
+  _globals['_STATUS_LEASEAGESENTRY']._loaded_options = None
+  _globals['_STATUS_LEASEAGESENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATUSREQUEST']._serialized_start=41
   _globals['_GETSTATUSREQUEST']._serialized_end=59
   _globals['_STATUS']._serialized_start=62
-  _globals['_STATUS']._serialized_end=465
-  _globals['_STATUS_LEASESENTRY']._serialized_start=304
-  _globals['_STATUS_LEASESENTRY']._serialized_end=349
-  _globals['_STATUS_REQUESTSENTRY']._serialized_start=351
-  _globals['_STATUS_REQUESTSENTRY']._serialized_end=398
-  _globals['_STATUS_POOLSENTRY']._serialized_start=400
-  _globals['_STATUS_POOLSENTRY']._serialized_end=465
-  _globals['_POOLSIZE']._serialized_start=467
-  _globals['_POOLSIZE']._serialized_end=524
-  _globals['_USEDOFTOTAL']._serialized_start=526
-  _globals['_USEDOFTOTAL']._serialized_end=568
-  _globals['_WORKERSTATUS']._serialized_start=571
-  _globals['_WORKERSTATUS']._serialized_end=809
-  _globals['_OPERATIONS']._serialized_start=811
-  _globals['_OPERATIONS']._serialized_end=884
+  _globals['_STATUS']._serialized_end=569
+  _globals['_STATUS_LEASESENTRY']._serialized_start=358
+  _globals['_STATUS_LEASESENTRY']._serialized_end=403
+  _globals['_STATUS_REQUESTSENTRY']._serialized_start=405
+  _globals['_STATUS_REQUESTSENTRY']._serialized_end=452
+  _globals['_STATUS_POOLSENTRY']._serialized_start=454
+  _globals['_STATUS_POOLSENTRY']._serialized_end=519
+  _globals['_STATUS_LEASEAGESENTRY']._serialized_start=521
+  _globals['_STATUS_LEASEAGESENTRY']._serialized_end=569
+  _globals['_POOLSIZE']._serialized_start=571
+  _globals['_POOLSIZE']._serialized_end=628
+  _globals['_USEDOFTOTAL']._serialized_start=630
+  _globals['_USEDOFTOTAL']._serialized_end=672
+  _globals['_WORKERSTATUS']._serialized_start=675
+  _globals['_WORKERSTATUS']._serialized_end=938
+  _globals['_OPERATIONS']._serialized_start=940
+  _globals['_OPERATIONS']._serialized_end=1013
 # @@protoc_insertion_point(module_scope)

@@ -98,12 +98,33 @@ class Status(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LeaseAgesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
+    LEASE_AGES_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     model_fingerprint: _builtins.str
     @_builtins.property
@@ -120,6 +141,10 @@ class Status(_message.Message):
     def pools(self) -> _containers.MessageMap[_builtins.str, Global___PoolSize]:
         """"prefill" and "decode" """
 
+    @_builtins.property
+    def lease_ages(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """by state: seconds that the longest-standing lease has spent in it"""
+
     def __init__(
         self,
         *,
@@ -129,10 +154,11 @@ class Status(_message.Message):
         leases: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         pools: _abc.Mapping[_builtins.str, Global___PoolSize] | None = ...,
+        lease_ages: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ages", b"lease_ages", "leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,6 +227,7 @@ class WorkerStatus(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_FIELD_NUMBER: _builtins.int
+    POOL_MISMATCHES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     """prefill or decode"""
@@ -216,6 +243,8 @@ class WorkerStatus(_message.Message):
     """requests that wait"""
     running: _builtins.int
     """requests that are computed"""
+    pool_mismatches: _builtins.int
+    """blocks and slots that its idle check found missing; 0 when all is well"""
     @_builtins.property
     def kv_blocks(self) -> Global___UsedOfTotal: ...
     @_builtins.property
@@ -234,10 +263,11 @@ class WorkerStatus(_message.Message):
         running: _builtins.int = ...,
         kv_blocks: Global___UsedOfTotal | None = ...,
         state_slots: Global___UsedOfTotal | None = ...,
+        pool_mismatches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_blocks", b"kv_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

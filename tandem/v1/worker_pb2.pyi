@@ -223,6 +223,26 @@ class WorkerLoad(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LeaseAgesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     QUEUE_FIELD_NUMBER: _builtins.int
     QUEUE_TOKENS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
@@ -233,6 +253,8 @@ class WorkerLoad(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    LEASE_AGES_FIELD_NUMBER: _builtins.int
+    POOL_MISMATCHES_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
     """prompt tokens that wait"""
@@ -245,9 +267,15 @@ class WorkerLoad(_message.Message):
     """of the newest step"""
     transport: _builtins.str
     """what carries the hand-offs, as the transfer agent reports it now"""
+    pool_mismatches: _builtins.int
+    """blocks and slots found missing by the idle check since start"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
+
+    @_builtins.property
+    def lease_ages(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """by state: seconds that the longest-standing lease has spent in it"""
 
     def __init__(
         self,
@@ -262,10 +290,12 @@ class WorkerLoad(_message.Message):
         leases: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         step_seconds: _builtins.float = ...,
         transport: _builtins.str = ...,
+        lease_ages: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        pool_mismatches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "leases", b"leases", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,28 +362,56 @@ class PrefillCommand(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     hello: _builtins.str
     """router id"""
     @_builtins.property
     def task(self) -> Global___PrefillTask: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def ask(self) -> Global___Ask: ...
     def __init__(
         self,
         *,
         hello: _builtins.str = ...,
         task: Global___PrefillTask | None = ...,
         cancel: Global___Cancel | None = ...,
+        ask: Global___Ask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "task", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "task", "cancel", "ask"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___PrefillCommand: _TypeAlias = PrefillCommand  # noqa: Y015
+
+@_typing.final
+class Ask(_message.Message):
+    """Does the worker hold this task? The answer is a TaskStanding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ask: _TypeAlias = Ask  # noqa: Y015
 
 @_typing.final
 class PrefillTask(_message.Message):
@@ -389,6 +447,7 @@ class PrefillEvents(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     HANDOFFS_FIELD_NUMBER: _builtins.int
+    STANDINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillStarted]: ...
     @_builtins.property
@@ -399,6 +458,8 @@ class PrefillEvents(_message.Message):
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
     def handoffs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandoffSent]: ...
+    @_builtins.property
+    def standings(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStanding]: ...
     def __init__(
         self,
         *,
@@ -407,14 +468,42 @@ class PrefillEvents(_message.Message):
         failed: _abc.Iterable[Global___AttemptFailed] | None = ...,
         load: Global___WorkerLoad | None = ...,
         handoffs: _abc.Iterable[Global___HandoffSent] | None = ...,
+        standings: _abc.Iterable[Global___TaskStanding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_tokens", b"first_tokens", "handoffs", b"handoffs", "load", b"load", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_tokens", b"first_tokens", "handoffs", b"handoffs", "load", b"load", "standings", b"standings", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillEvents: _TypeAlias = PrefillEvents  # noqa: Y015
+
+@_typing.final
+class TaskStanding(_message.Message):
+    """known: the worker holds the task, at whatever point of its life."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    known: _builtins.bool
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "known", b"known", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaskStanding: _TypeAlias = TaskStanding  # noqa: Y015
 
 @_typing.final
 class HandoffSent(_message.Message):

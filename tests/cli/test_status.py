@@ -36,7 +36,7 @@ STATUS = operations_pb2.Status(
 
 def test_json_has_the_promised_names() -> None:
     data = as_json(STATUS)
-    assert set(data) == {"model", "workers", "leases", "requests", "pools"}
+    assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools"}
     assert data["model"] == {"name": "embedded", "fingerprint": "abc123"}
     assert data["leases"] == {"ready": 2}
     assert data["requests"] == {"queued": 3, "decoding": 0}
@@ -52,6 +52,7 @@ def test_json_has_the_promised_names() -> None:
         "running": 1,
         "kv_blocks": {"used": 5, "total": 100},
         "state_slots": {"used": 1, "total": 64},
+        "pool_mismatches": 0,
     }
 
 

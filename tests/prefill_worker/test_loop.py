@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefill_worker.inbox import CancelTask, HandoffEnded, MemoryQuiet, ReservationEnded, RouterGone
+from prefill_worker.inbox import AskTask, CancelTask, HandoffEnded, MemoryQuiet, ReservationEnded, RouterGone
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.clock import FakeClock
@@ -289,3 +289,26 @@ def test_a_grant_that_cannot_be_used_is_given_back(bench: Bench) -> None:
     assert bench.is_whole
     assert bench.released == [("the peer is not connected", False)]
     assert [f.retryable for f in bench.events().failed] == [True]
+
+
+def test_a_router_that_asks_is_told_whether_its_task_is_here_at_every_point_of_its_life(
+    event_loop: asyncio.AbstractEventLoop,
+) -> None:
+    bench = Bench(event_loop, chunk_tokens=8)
+    known = []
+
+    def ask() -> None:
+        bench.loop.inbox.put(AskTask(("a", 1), "router"))
+        bench.turn()
+        known.extend(standing.known for standing in bench.events().standings)
+
+    ask()  # never heard of it
+    task = bench.place("a", 24)
+    ask()  # its reservation is asked for
+    bench.grant(task)
+    ask()  # it is computed
+    ask()
+    ask()  # its hand-off is under way
+    bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
+    ask()  # it is over
+    assert known == [False, True, True, True, True, False]

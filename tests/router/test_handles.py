@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Ready, Tokens
+from router.events import AttemptEvent, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.handles import GrpcWorkerHandle
 from router.worker import DECODE, PREFILL, WorkerInfo, WorkerLoad
 from tandem.request import FinishReason, Request, SamplingParams, StopRules
@@ -96,6 +96,19 @@ async def test_prefill_events_reach_the_attempt_they_name_only() -> None:
         started = pb.PrefillStarted(request_id="r", attempt=2)
         await it.say(pb.PrefillEvents(first_tokens=[old, first], started=[started]), lambda: len(it.events) == 2)
         assert it.events == [PrefillStarted(), FirstToken(1, 9, FinishReason.LENGTH, 0.5)]
+
+
+async def test_a_worker_is_asked_for_a_task_and_its_answer_comes_after_what_the_task_did() -> None:
+    async with session(PREFILL) as it:
+        it.handle.subscribe(("r", 2), it.events.append)
+        it.handle.ask(("r", 2))
+        await until(lambda: len(it.worker.commands) == 2)
+        ask = it.worker.commands[1].ask
+        assert (ask.request_id, ask.attempt) == ("r", 2)
+        standing = pb.TaskStanding(request_id="r", attempt=2, known=False)
+        first = pb.FirstToken(request_id="r", attempt=2, index=1, token=9)
+        await it.say(pb.PrefillEvents(first_tokens=[first], standings=[standing]), lambda: len(it.events) == 2)
+        assert it.events == [FirstToken(1, 9), Standing(known=False)]
 
 
 async def test_decode_events_and_failures_arrive_with_the_load() -> None:

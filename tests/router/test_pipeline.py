@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from router.answer import Delta
-from router.events import FirstToken, PrefillStarted, Ready, Tokens
-from router.fake_workers import Script
-from router.pipeline import PipelineLimits
+from router.events import AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
+from router.fake_workers import FakeWorkerHandle, Script
 from router.placement import Placement
 from tandem.config import RouterConfig
 from tandem.errors import InvalidRequest, Overloaded, Unavailable
@@ -16,7 +17,7 @@ from tandem.request import FinishReason, Phase, SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.router.tools import EOS, Bench, prompt, says, until
 
-SHORT = PipelineLimits(wait_s=0.05, stall_s=0.05)
+SHORT = RouterConfig(queue_wait_s=0.05, stall_s=0.05)
 
 
 async def test_an_answer_is_streamed_whole() -> None:
@@ -103,7 +104,7 @@ async def test_no_token_is_lost_or_repeated_when_an_attempt_fails(script: Script
 
 
 async def test_a_retry_hands_over_the_tokens_so_far_and_the_same_seed() -> None:
-    bench = Bench(2, 2, Script(lost_after={"d0": 2, "d1": 2}), limits=SHORT)
+    bench = Bench(2, 2, Script(lost_after={"d0": 2, "d1": 2}), config=SHORT)
     with pytest.raises(Unavailable, match="no decode worker is ready"):
         await bench.ask(prompt(max_new_tokens=12, sampling=pb.Sampling(temperature=1.0)))
     first, second = sorted((s for p in bench.cluster.prefill for s in p.submitted), key=lambda s: s[1])
@@ -140,7 +141,7 @@ async def test_a_final_failure_is_not_retried() -> None:
 
 
 async def test_a_stalled_attempt_is_replaced() -> None:
-    bench = Bench(1, 2, limits=SHORT)
+    bench = Bench(1, 2, config=SHORT)
     submit = bench.cluster.prefill[0].on_submit
 
     def drop_the_first(request: object, attempt: int, decode_id: str) -> None:
@@ -150,6 +151,78 @@ async def test_a_stalled_attempt_is_replaced() -> None:
     bench.cluster.prefill[0].on_submit = drop_the_first
     tokens, _, outcome = await bench.ask(prompt(max_new_tokens=4))
     assert (tokens[0], len(tokens), outcome.attempts) == (65, 4, 2)
+
+
+async def test_a_prefill_worker_that_drops_a_task_silently_is_found_out_and_the_request_goes_elsewhere() -> None:
+    bench = Bench(2, 1, config=RouterConfig(ask_after_s=0.02, stall_s=60.0))
+    for handle in bench.cluster.prefill:  # the first one to get it forgets it
+        submit = handle.on_submit
+
+        def drop(request: object, attempt: int, decode_id: str, submit: Callable[..., None] = submit) -> None:
+            if attempt > 1:
+                submit(request, attempt, decode_id)
+
+        handle.on_submit = drop
+    tokens, _, outcome = await bench.ask(prompt(max_new_tokens=3))
+    assert (len(tokens), outcome.attempts) == (3, 2)
+    first = next(handle for handle in bench.cluster.prefill if handle.submitted[0][1] == 1)
+    assert first.asked == [(first.submitted[0][0].request_id, 1)]
+    assert outcome.prefill_worker != first.info.id
+    bench.assert_nothing_is_left()
+
+
+async def test_a_prompt_that_waits_long_in_a_worker_that_knows_it_is_left_alone() -> None:
+    bench = Bench(config=RouterConfig(ask_after_s=0.01, stall_s=0.2), script=Script(prefill_s=0.5))
+    _, _, outcome = await bench.ask(prompt(max_new_tokens=2))
+    assert outcome.attempts == 1
+    assert len(bench.cluster.prefill[0].asked) > 3
+
+
+async def test_a_worker_that_does_not_even_say_whether_it_has_the_task_is_given_up() -> None:
+    bench = Bench(config=RouterConfig(ask_after_s=0.01, stall_s=0.05, max_attempts=1), script=Script(prefill_s=3600))
+    bench.cluster.prefill[0].on_ask = lambda key: None
+    with pytest.raises(Unavailable, match=r"Stalled at p0: no word for 0\.05 s before the first token"):
+        await bench.ask(prompt())
+
+
+async def test_an_answer_that_comes_after_the_first_token_says_nothing() -> None:
+    bench = Bench()
+    prefill, decode = bench.cluster.prefill[0], bench.cluster.decode[0]
+    prefill.on_submit = lambda *_: None
+    reading = asyncio.create_task(bench.ask(prompt(max_new_tokens=2)))
+    await until(lambda: prefill.submitted)
+    key = (prefill.submitted[0][0].request_id, 1)
+    prefill.emit(key, FirstToken(0, 65))
+    prefill.emit(key, Standing(known=False))
+    decode.emit(key, Tokens(1, (66,), FinishReason.LENGTH))
+    tokens, _, outcome = await reading
+    assert (tokens, outcome.attempts) == ([65, 66], 1)
+
+
+async def test_a_full_prefill_worker_is_no_final_answer_while_there_is_another() -> None:
+    bench = Bench(2, 1, Script(refusals={"p0": ["Overloaded"], "p1": ["Overloaded"]}))
+    for handle in bench.cluster.prefill:
+        handle.fail = partial(_fail_finally, handle)  # type: ignore[method-assign]
+    bench.cluster.script.refusals["p1"].clear()
+    for _ in range(4):  # whichever is asked first
+        tokens, _, _ = await bench.ask(prompt(max_new_tokens=2))
+        assert len(tokens) == 2
+    bench.assert_nothing_is_left()
+
+
+async def test_when_all_prefill_workers_are_full_the_client_is_told_when_to_come_again() -> None:
+    bench = Bench(2, 1, Script(refusals={"p0": ["Overloaded"] * 9, "p1": ["Overloaded"] * 9}))
+    for handle in bench.cluster.prefill:
+        handle.fail = partial(_fail_finally, handle)  # type: ignore[method-assign]
+    with pytest.raises(Overloaded) as refused:
+        await bench.ask(prompt())
+    assert refused.value.retry_after_s > 0
+    assert sorted(len(handle.submitted) for handle in bench.cluster.prefill) == [1, 2]
+
+
+def _fail_finally(handle: FakeWorkerHandle, key: AttemptKey, kind: str) -> None:
+    """As the wire carries a request error: not to be retried."""
+    handle.emit(key, Failed(handle.info.id, kind, "its queue is full", retryable=False))
 
 
 # ---- order ----
@@ -328,14 +401,14 @@ async def test_interactive_requests_are_placed_before_batch() -> None:
 
 
 async def test_without_workers_a_request_waits_a_bounded_time() -> None:
-    bench = Bench(1, 0, limits=SHORT)
+    bench = Bench(1, 0, config=SHORT)
     with pytest.raises(Unavailable, match="no decode worker is ready"):
         await bench.ask(prompt())
     bench.assert_nothing_is_left()
 
 
 async def test_without_room_a_request_waits_a_bounded_time() -> None:
-    bench = Bench(script=Script(step_s=3600), limits=PipelineLimits(wait_s=0.05), slots=1)
+    bench = Bench(script=Script(step_s=3600), config=RouterConfig(queue_wait_s=0.05), slots=1)
     first = asyncio.create_task(bench.ask(prompt()))
     await until(lambda: bench.cluster.num_running == 1)
     with pytest.raises(Overloaded, match="no decode worker has room"):

@@ -12,7 +12,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.fake_workers import Script
 from router.fleet import Fleet, PoolWish
-from router.pipeline import PipelineLimits
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.worker import WorkerLoad
 from tandem.config import RouterConfig
@@ -148,7 +147,7 @@ async def test_a_full_queue_comes_with_a_retry_hint() -> None:
 
 
 async def test_no_worker_is_unavailable() -> None:
-    async with door(Bench(0, 1, limits=PipelineLimits(wait_s=0.05))) as it:
+    async with door(Bench(0, 1, config=RouterConfig(queue_wait_s=0.05))) as it:
         error = await refusal(it.inference.Generate(prompt()))
         assert (error.code(), "no prefill worker" in error.details()) == (grpc.StatusCode.UNAVAILABLE, True)
 

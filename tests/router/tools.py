@@ -8,7 +8,7 @@ from router.answer import Delta
 from router.fake_workers import FakeCluster, Script
 from router.job import Job, Outcome
 from router.model import ModelInfo, ServedModel
-from router.pipeline import Pipeline, PipelineLimits
+from router.pipeline import Pipeline
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.detokenizer import BytePieces, IncrementalDetokenizer
@@ -51,13 +51,12 @@ class Bench:
         num_decode: int = 1,
         script: Script | None = None,
         config: RouterConfig | None = None,
-        limits: PipelineLimits | None = None,
         slots: int = 8,
     ) -> None:
         self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
         self.ended: list[Job] = []
         self.pipeline = Pipeline(
-            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), limits, self.ended.append
+            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append
         )
 
     async def ask(self, message: pb.GenerateRequest, deadline_s: float | None = None) -> tuple[list[int], str, Outcome]:

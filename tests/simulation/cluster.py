@@ -10,7 +10,7 @@ from controller.membership import _Membership
 from router.fleet import Fleet
 from router.handles import GrpcWorkerHandle
 from router.membership import follow
-from router.pipeline import Pipeline, PipelineLimits
+from router.pipeline import Pipeline
 from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.config import DecodeConfig, PrefillConfig, RouterConfig, TransferConfig, WorkerConfig
@@ -27,7 +27,7 @@ from transfer.fake_agent import FakeFabric
 __all__ = ["Cluster", "Front"]
 
 _TIMING = Timing(look_s=1.0, ping_s=1.0, answer_s=4.0, connect_s=6.0, stop_s=2.0, kill_s=2.0)
-_LIMITS = PipelineLimits(wait_s=12.0, stall_s=10.0)
+_LIMITS = RouterConfig(queue_wait_s=12.0, stall_s=10.0)
 _CONTROLLER = "controller"
 _ALPHABET = BytePieces([text_of(token).encode() for token in range(VOCAB)])
 
@@ -47,7 +47,7 @@ class Front:
         self.process: Process = cluster.world.process(self.router_id)
         self.table = WorkerTable()
         self.fleet = Fleet(self.table, self._connect, lambda folder: _Tokenizer())  # type: ignore[arg-type, return-value]
-        self.pipeline = Pipeline(RouterConfig(), self.table, lambda: self.fleet.model, cluster.world.clock, _LIMITS)
+        self.pipeline = Pipeline(_LIMITS, self.table, lambda: self.fleet.model, cluster.world.clock)
         self.process.spawn(follow(_CONTROLLER, self.router_id, TRUST, self.fleet))
 
     def _connect(self, info: WorkerInfo) -> GrpcWorkerHandle:
