@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.clients import Client
 from tests.simulation.cluster import Cluster, Front
 from tests.simulation.network import Network
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import Ask, Scenario
 from tests.simulation.seams import patched
 from tests.simulation.workers import WorkerProcess
 from tests.simulation.world import Condition, World
@@ -19,7 +20,10 @@ __all__ = ["Report", "run"]
 _START_S = 30.0
 _SERVE_S = 120.0
 _SETTLE_S = 90.0
-_MESSAGE_KEEPALIVE_S = 5.0
+_RECOVER_S = 60.0
+_NOTICED_S = 4.0
+_KEEPALIVE_S = 5.0
+_LAST = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,11 @@ class Report:
     virtual_s: float
 
 
-def run(scenario: Scenario) -> Report:
-    """Never raises for what tandem does: that is in the report."""
+def run(scenario: Scenario, tell: Callable[[str], None] | None = None) -> Report:
+    """Never raises for what tandem does: that is in the report. tell: gets what the processes log, line by line."""
     world = World(scenario.seed)
-    network = Network(world, scenario.message_delay_s, _MESSAGE_KEEPALIVE_S)
-    with patched(world, network):
+    network = Network(world, scenario.message_delay_s, _KEEPALIVE_S)
+    with patched(world, network, tell):
         cluster = Cluster(scenario, world, network)
         clients = [Client(number, ask, world) for number, ask in enumerate(scenario.asks)]
         try:
@@ -76,6 +80,34 @@ def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
     world.run_while(lambda: _what_is_left(cluster) != [], _SETTLE_S)
     for what in _what_is_left(cluster):
         world.complain(what)
+    if not scenario.is_calm and not world.violations:
+        _check_recovery(cluster)
+
+
+def _check_recovery(cluster: Cluster) -> None:
+    """Once nothing goes wrong any more, everything is as it was: all workers there, all pairs connected, and a request needs
+    one attempt."""
+    world = cluster.world
+    for worker in cluster.site.alive():
+        worker.engine.fail_next = False
+    world.run_until(world.now + _NOTICED_S)
+    world.run_while(lambda: not cluster.is_ready() or _not_connected(cluster) != [], _RECOVER_S)
+    for what in _not_connected(cluster) if cluster.is_ready() else ["the pools were not refilled"]:
+        world.complain(what)
+    last = Client(_LAST, Ask(0.0, (1, 2, 3, 4, 5), 4), world)
+    last.start(cluster.front.process, cluster.front.pipeline)
+    if not world.run_while(lambda: not last.is_done, _SERVE_S, look_s=0.05) or last.outcome is None:
+        world.complain(f"after all had healed, a request failed: {last.error or 'it hangs'}")
+    elif last.outcome.attempts > 1:
+        world.complain(f"after all had healed, a request needed {last.outcome.attempts} attempts")
+
+
+def _not_connected(cluster: Cluster) -> list[str]:
+    return [
+        f"{prefill.worker_id} is not connected to {decode_id}: {reason}"
+        for prefill in cluster.site.alive("prefill")
+        for decode_id, reason in prefill.worker._peers.troubles().items()
+    ]
 
 
 def _calm_down(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import gc
 import logging
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -25,8 +25,8 @@ _EXPECTED = "scripted failure of a step"
 
 
 @contextlib.contextmanager
-def patched(world: World, network: Network) -> Iterator[None]:
-    """While it holds, everything that tandem does is a function of the world's seed."""
+def patched(world: World, network: Network, tell: Callable[[str], None] | None) -> Iterator[None]:
+    """While it holds, everything that tandem does is a function of the world's seed. tell: gets what is logged."""
 
     def create_channel(address: str, *_: object, **__: object) -> Channel:
         process = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ def patched(world: World, network: Network) -> Iterator[None]:
         mock.patch.object(prefill_module, "MonotonicClock", lambda: world.clock),
         mock.patch.object(decode_module, "MonotonicClock", lambda: world.clock),
         _seeded_secrets(world.random("secrets")),
-        _errors_are_violations(world),
+        _errors_are_violations(world, tell),
         _no_collection(),
     ):
         yield
@@ -56,28 +56,36 @@ def _seeded_secrets(chance: random.Random) -> Iterator[None]:
 
 
 class _Ears(logging.Handler):
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.ERROR)
+    def __init__(self, world: World, tell: Callable[[str], None] | None) -> None:
+        super().__init__()
         self._world = world
+        self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._tell is not None:
+            process = getattr(asyncio._get_running_loop(), "name", "-")
+            self._tell(f"{self._world.now:8.3f} {process:16} {record.getMessage()}")
+        if record.levelno < logging.ERROR:
+            return
         error = record.exc_info[1] if record.exc_info else None
         if _EXPECTED not in str(error):
             self._world.complain(f"logged by {record.name}: {record.getMessage()} {error!r}")
 
 
 @contextlib.contextmanager
-def _errors_are_violations(world: World) -> Iterator[None]:
+def _errors_are_violations(world: World, tell: Callable[[str], None] | None) -> Iterator[None]:
     """What a room logs as an error is a bug; what it logs below costs time and tells nothing here."""
-    ears = _Ears(world)
+    ears = _Ears(world, tell)
     before: list[tuple[Any, Any, Any]] = []
     for room in _ROOMS:
         logger = logging.getLogger(room)
         before.append((logger, logger.level, logger.propagate))
         logger.addHandler(ears)
         logger.propagate = False
+        if tell is not None:
+            logger.setLevel(logging.DEBUG)
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.NOTSET if tell else logging.WARNING)
     try:
         yield
     finally:
