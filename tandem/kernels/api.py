@@ -21,7 +21,12 @@ __all__ = ["Kernels"]
 
 
 class Kernels(Protocol):
+    """tile_tokens: rows that a layer best computes at a time. alike_rows: up to so many rows, `linear` gives a row the same
+    result whatever the number of rows."""
+
     name: str
+    tile_tokens: int
+    alike_rows: int
 
     def prepare_linear(self, weight_NK: torch.Tensor) -> Any:
         """Take over a weight in the form that `linear` wants, opaque to the model. The caller drops its own reference, since a
@@ -49,8 +54,12 @@ class Kernels(Protocol):
         """rms_norm(x) * scale * silu(gate) per head, in the dtype of gate."""
         ...
 
-    def swiglu(self, gate_up_T2N: torch.Tensor, plan: Any) -> torch.Tensor:
-        """silu(first half) * second half: `[T, N]`."""
+    def prepare_swiglu(self, gate_NK: torch.Tensor, up_NK: torch.Tensor) -> Any:
+        """As `prepare_linear`, for the pair that `swiglu` takes."""
+        ...
+
+    def swiglu(self, x_TK: torch.Tensor, weights: Any, *, stable_rows: bool = False) -> torch.Tensor:
+        """silu(x @ gate.T) * (x @ up.T): `[T, N]`."""
         ...
 
     def norm_rope(

@@ -1,6 +1,6 @@
 """The gated delta rule and its convolution in torch operations (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024).
 
-Legend: n tokens of one sequence, B sequences, c tokens of a chunk, m chunks, C channels, W taps, J key heads, V value
+Legend: n tokens of one sequence, B sequences, m chunks of c tokens, C channels, W taps, J key heads, V value
 heads, P key and Q value dimensions. Everything is fp32.
 """
 
@@ -14,7 +14,8 @@ from tandem.kernels.plan import CpuPlan
 
 __all__ = ["causal_conv_decode", "causal_conv_ragged", "delta_rule_decode", "delta_rule_ragged"]
 
-CHUNK_TOKENS = 64
+# On AVX-512 with 64- or 128-dimensional heads, 32 takes three quarters of the time of 64, as less is squared; 16 no less.
+CHUNK_TOKENS = 32
 _L2_EPS = 1e-6
 
 
@@ -33,7 +34,8 @@ def causal_conv_ragged(x_TC: torch.Tensor, weight_WC: torch.Tensor, tails_SCw: t
     y_TC = torch.empty(x_TC.shape, dtype=torch.float32, device=x_TC.device)
     for span in plan.spans:
         tail_Cw = tails_SCw[span.slot]
-        padded = x_TC.new_empty(width - 1 + span.length, x_TC.shape[1])
+        # fp32 at once: the taps below run several times faster over one dtype.
+        padded = torch.empty(width - 1 + span.length, x_TC.shape[1], dtype=torch.float32, device=x_TC.device)
         if span.context:
             padded[: width - 1] = tail_Cw.t()
         else:
@@ -43,7 +45,7 @@ def causal_conv_ragged(x_TC: torch.Tensor, weight_WC: torch.Tensor, tails_SCw: t
         y_nC = torch.mul(padded[: span.length], weight_WC[0], out=y_TC[span.start : span.end])
         for tap in range(1, width):
             y_nC.addcmul_(padded[tap : tap + span.length], weight_WC[tap])
-    return functional.silu(y_TC, inplace=True)
+    return stable.silu(y_TC) if plan.is_exact else functional.silu(y_TC, inplace=True)
 
 
 def delta_rule_decode(
@@ -112,44 +114,44 @@ def _chunked(
 ) -> torch.Tensor:
     """The chunkwise form: inside a chunk the updates are one triangular system, between chunks the state is carried.
 
-    Per chunk with cumulative log decay g: A = tril(β k kᵀ ⊙ e^{g_i − g_j}, −1), U = (I+A)⁻¹ βv, Y = (I+A)⁻¹ β e^g k,
-    v' = U − Y S, out = e^g q S + tril(q kᵀ ⊙ e^{g_i − g_j}) v', S ← e^{g_c} S + (e^{g_c − g} k)ᵀ v'.
+    Per chunk with cumulative log decay g: T = (I + tril(β k kᵀ ⊙ e^{g_i − g_j}, −1))⁻¹ diag(β), v' = T (v − e^g k S),
+    out = e^g q S + tril(q kᵀ ⊙ e^{g_i − g_j}) v', S ← e^{g_c} S + (e^{g_c − g} k)ᵀ v'. Products of keys and queries are
+    made once per key head, for all its value heads.
     """
-    length = q_nJP.shape[0]
-    group = v_nVQ.shape[1] // k_nJP.shape[1]
-    q, k = (_chunks(x, length).repeat_interleave(group, 0) if group > 1 else _chunks(x, length) for x in (q_nJP, k_nJP))
-    v = _chunks(v_nVQ, length)
-    beta = _chunks(beta_nV.unsqueeze(-1), length)
-    g_Vmc = _chunks(decay_nV.unsqueeze(-1), length).squeeze(-1).cumsum(-1)
+    length, num_keys, num_values = q_nJP.shape[0], q_nJP.shape[1], v_nVQ.shape[1]
+    q_mJcP, k_mJcP = _chunks(q_nJP), _chunks(k_nJP)
+    v_mVcQ, beta_mVc1 = _chunks(v_nVQ), _chunks(beta_nV.unsqueeze(-1))
+    g_mVc1 = _chunks(decay_nV.unsqueeze(-1)).cumsum(2)
+    grown_mVc1 = g_mVc1.exp()
 
-    chunk = q.shape[2]
-    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu_(1)
-    # Masked before exp: above the diagonal the difference is positive and may overflow.
-    pair_Vmcc = (g_Vmc.unsqueeze(-1) - g_Vmc.unsqueeze(-2)).masked_fill_(future, float("-inf")).exp_()
-    grown_Vmc1 = g_Vmc.exp().unsqueeze(-1)
-    k_beta = k * beta
-    system = (k_beta @ k.mT).mul_(pair_Vmcc)
-    intra = (q @ k.mT).mul_(pair_Vmcc)
-    right = torch.cat([v * beta, k_beta * grown_Vmc1], dim=-1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    u, y = torch.split(solved, [v.shape[-1], k.shape[-1]], dim=-1)
-    q = q * grown_Vmc1
-    k = k * (g_Vmc[..., -1:] - g_Vmc).exp().unsqueeze(-1)
-    end_decay_Vm11 = grown_Vmc1[:, :, -1:, :]
+    def per_value_head(x_mJ: torch.Tensor, factor_mV: torch.Tensor) -> torch.Tensor:
+        product = x_mJ.unsqueeze(2) * factor_mV.view(len(x_mJ), num_keys, -1, *factor_mV.shape[2:])
+        return product.view(len(x_mJ), num_values, *product.shape[3:])
 
-    out = torch.empty_like(v)
-    for i in range(q.shape[1]):
-        new = torch.baddbmm(u[:, i], y[:, i], state_VPQ, alpha=-1)
-        out[:, i] = torch.bmm(q[:, i], state_VPQ).baddbmm_(intra[:, i], new)
-        state_VPQ.mul_(end_decay_Vm11[:, i]).baddbmm_(k[:, i].mT, new)
-    return out.flatten(1, 2)[:, :length].transpose(0, 1)
+    # Cut off before exp, since above the diagonal the difference is positive and may overflow.
+    pair_mVcc = (g_mVc1 - g_mVc1.mT).tril_().exp_()
+    intra_mVcc = per_value_head(q_mJcP @ k_mJcP.mT, pair_mVcc).tril_()
+    system_mVcc = per_value_head(k_mJcP @ k_mJcP.mT, pair_mVcc).mul_(beta_mVc1)
+    eye_cc = torch.eye(system_mVcc.shape[-1], device=system_mVcc.device)
+    # The solver reads below the diagonal alone.
+    inverse_mVcc = torch.linalg.solve_triangular(system_mVcc, eye_cc, upper=False, unitriangular=True)
+    inverse_mVcc = inverse_mVcc * beta_mVc1.mT
+    k_grown, q_grown = per_value_head(k_mJcP, grown_mVc1), per_value_head(q_mJcP, grown_mVc1)
+    k_to_end = per_value_head(k_mJcP, (g_mVc1[:, :, -1:] - g_mVc1).exp_())
+    end_decay_mV11 = grown_mVc1[:, :, -1:]
+
+    out_mVcQ = torch.empty_like(v_mVcQ, memory_format=torch.contiguous_format)
+    for i, out_VcQ in enumerate(out_mVcQ):
+        new = torch.bmm(inverse_mVcc[i], torch.baddbmm(v_mVcQ[i], k_grown[i], state_VPQ, alpha=-1))
+        torch.bmm(q_grown[i], state_VPQ, out=out_VcQ).baddbmm_(intra_mVcc[i], new)
+        state_VPQ.mul_(end_decay_mV11[i]).baddbmm_(k_to_end[i].mT, new)
+    return out_mVcQ.transpose(1, 2).flatten(0, 1)[:length]
 
 
-def _chunks(x_nHD: torch.Tensor, length: int) -> torch.Tensor:
-    """`[n, H, D]` → `[H, chunks, c, D]`, zero-padded: a padded token has decay 0, beta 0 and changes nothing."""
+def _chunks(x_nHD: torch.Tensor) -> torch.Tensor:
+    """`[n, H, D]` → `[chunks, H, c, D]`, zero-padded: a padded token has decay 0, beta 0 and changes nothing."""
+    length = x_nHD.shape[0]
     chunk = min(CHUNK_TOKENS, length)
-    pad = -length % chunk
-    x_HnD = x_nHD.transpose(0, 1)
-    if pad:
-        x_HnD = functional.pad(x_HnD, (0, 0, 0, pad))
-    return x_HnD.view(x_HnD.shape[0], -1, chunk, x_HnD.shape[2])
+    if pad := -length % chunk:
+        x_nHD = functional.pad(x_nHD, (0, 0, 0, 0, 0, pad))
+    return x_nHD.view(-1, chunk, *x_nHD.shape[1:]).transpose(1, 2)

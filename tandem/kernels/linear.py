@@ -7,20 +7,22 @@ import logging
 import torch
 from torch.nn import functional
 
-__all__ = ["CpuLinear"]
+from tandem.kernels import stable
+
+__all__ = ["ALIKE_ROWS", "CpuLinear", "CpuSwiglu"]
 
 _log = logging.getLogger(__name__)
 
 # The row count that packing optimises for; oneDNN accepts any later.
 _HINT_ROWS = 64
 # Up to this many rows oneDNN computes each row alike for bf16; above it another kernel, with another rounding, takes over.
-_INVARIANT_ROWS = 32
+ALIKE_ROWS = 32
 # fp32 of one row and more than this many features takes a path of its own that rounds differently.
 _FP32_SINGLE_ROW_FEATURES = 1024
 
 
 class CpuLinear:
-    """`x @ weight.T`, optionally plus a residual.
+    """`x @ weight.T`, then one fused operation.
 
     `stable_rows` asks that every row's result be the same whatever rows stand beside it. Where packing is unavailable
     (build without oneDNN, dtype without support), torch's own linear serves and that promise is void.
@@ -39,24 +41,51 @@ class CpuLinear:
     def __call__(
         self, x_TK: torch.Tensor, residual_TN: torch.Tensor | None = None, *, stable_rows: bool = False
     ) -> torch.Tensor:
+        """Plus the residual, when given."""
+        return self._grouped(x_TK, "none" if residual_TN is None else "add", residual_TN, stable_rows)
+
+    def times(self, x_TK: torch.Tensor, other_TN: torch.Tensor, *, stable_rows: bool = False) -> torch.Tensor:
+        return self._grouped(x_TK, "mul", other_TN, stable_rows)
+
+    def silu(self, x_TK: torch.Tensor, *, stable_rows: bool = False) -> torch.Tensor:
+        return self._grouped(x_TK, "swish", None, stable_rows)
+
+    def _grouped(self, x_TK: torch.Tensor, then: str, other_TN: torch.Tensor | None, stable_rows: bool) -> torch.Tensor:
+        rows = x_TK.shape[0]
+        if rows == 1 and self._pad_single and self.is_packed:
+            doubled = None if other_TN is None else other_TN.repeat(2, 1)
+            return self._run(x_TK.repeat(2, 1), then, doubled)[:1]
+        if not stable_rows or rows <= ALIKE_ROWS or x_TK.dtype == torch.float32:
+            return self._run(x_TK, then, other_TN)
+        groups = [slice(i, i + ALIKE_ROWS) for i in range(0, rows, ALIKE_ROWS)]
+        return torch.cat([self._run(x_TK[g], then, None if other_TN is None else other_TN[g]) for g in groups])
+
+    def _run(self, x_TK: torch.Tensor, then: str, other_TN: torch.Tensor | None) -> torch.Tensor:
         if self._packed is None:
             assert self._plain is not None
-            y_TN = functional.linear(x_TK, self._plain)
-            return y_TN if residual_TN is None else y_TN + residual_TN
-        rows = x_TK.shape[0]
-        if rows == 1 and self._pad_single:
-            doubled = None if residual_TN is None else residual_TN.repeat(2, 1)
-            return self._run(x_TK.repeat(2, 1), doubled)[:1]
-        if not stable_rows or rows <= _INVARIANT_ROWS or x_TK.dtype == torch.float32:
-            return self._run(x_TK, residual_TN)
-        groups = [slice(i, i + _INVARIANT_ROWS) for i in range(0, rows, _INVARIANT_ROWS)]
-        return torch.cat([self._run(x_TK[g], None if residual_TN is None else residual_TN[g]) for g in groups])
+            return _then(functional.linear(x_TK, self._plain), then, other_TN)
+        if other_TN is None:
+            return torch.ops.mkldnn._linear_pointwise(x_TK, self._packed, None, then, [], "")  # type: ignore[no-any-return]
+        return torch.ops.mkldnn._linear_pointwise.binary(x_TK, other_TN, self._packed, None, then)  # type: ignore[no-any-return]
 
-    def _run(self, x_TK: torch.Tensor, residual_TN: torch.Tensor | None) -> torch.Tensor:
-        linear = torch.ops.mkldnn._linear_pointwise
-        if residual_TN is None:
-            return linear(x_TK, self._packed, None, "none", [], "")  # type: ignore[no-any-return]
-        return linear.binary(x_TK, residual_TN, self._packed, None, "add")  # type: ignore[no-any-return]
+
+class CpuSwiglu:
+    """silu(x @ gate.T) * (x @ up.T): two products with the rest fused into them, so that no pass over memory is left."""
+
+    def __init__(self, gate_NK: torch.Tensor, up_NK: torch.Tensor) -> None:
+        self._gate = CpuLinear(gate_NK)
+        self._up = CpuLinear(up_NK)
+
+    def __call__(self, x_TK: torch.Tensor, *, stable_rows: bool = False) -> torch.Tensor:
+        return self._up.times(x_TK, self._gate.silu(x_TK, stable_rows=stable_rows), stable_rows=stable_rows)
+
+
+def _then(y_TN: torch.Tensor, then: str, other_TN: torch.Tensor | None) -> torch.Tensor:
+    if then == "swish":
+        return stable.silu(y_TN).to(y_TN.dtype)
+    if other_TN is None:
+        return y_TN
+    return y_TN + other_TN if then == "add" else y_TN * other_TN
 
 
 def _pack(weight_NK: torch.Tensor) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.kernels.linear import ALIKE_ROWS
 from tandem.model.batch import ForwardBatch
 
 __all__ = ["CpuPlan", "Span"]
@@ -37,7 +38,10 @@ class Span:
 
 @dataclass(frozen=True)
 class CpuPlan:
-    """is_decode: one new token per sequence, all with context. kv_rows_2T: rows of `kv` seen as
+    """is_decode: one new token per sequence, all with context. is_exact: rows of several sequences may stand together, so no
+    row's result may depend on the others (larger tiles hold one sequence, see `tandem.model.tiles`).
+
+    kv_rows_2T: rows of `kv` seen as
     `[blocks * 2 * block, G, D]` that take the new keys, then the new values. gather_2W: rows of `kv` seen as
     `[blocks * 2, block, G, D]`: key blocks of every sequence in turn, then their value blocks. slot_range: set when the
     batch's slots ascend without a gap, so that a view serves instead of a gather and a scatter.
@@ -45,6 +49,7 @@ class CpuPlan:
 
     spans: tuple[Span, ...]
     is_decode: bool
+    is_exact: bool
     slots_B: torch.Tensor
     slot_range: slice | None
     kv_rows_2T: torch.Tensor
@@ -63,6 +68,7 @@ class CpuPlan:
         return cls(
             spans=tuple(spans),
             is_decode=batch.is_decode,
+            is_exact=batch.is_decode or batch.cu_seqlens[-1] <= ALIKE_ROWS,
             slots_B=batch.slots_B,
             slot_range=slice(slots[0], slots[0] + len(slots)) if ascending else None,
             kv_rows_2T=_kv_rows(batch.kv_slots_T, block_size_tokens),

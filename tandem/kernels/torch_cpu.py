@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from tandem.kernels import stable
 from tandem.kernels.delta import causal_conv_decode, causal_conv_ragged, delta_rule_decode, delta_rule_ragged
-from tandem.kernels.linear import CpuLinear
+from tandem.kernels.linear import ALIKE_ROWS, CpuLinear, CpuSwiglu
 from tandem.kernels.plan import CpuPlan, Span
 from tandem.model.batch import ForwardBatch
 
@@ -18,6 +18,9 @@ class TorchCpuKernels:
     """dtype: of activations and KV."""
 
     name = "torch-cpu"
+    # 256 rows of the widest intermediate result stay in a core's second-level cache, and fill oneDNN's tiles.
+    tile_tokens = 256
+    alike_rows = ALIKE_ROWS
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -35,23 +38,25 @@ class TorchCpuKernels:
 
     def rms_norm(self, x_TN: torch.Tensor, scale_N: torch.Tensor, eps: float) -> torch.Tensor:
         x = x_TN.float()
-        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).mul_(scale_N).to(x_TN.dtype)
+        return torch.mul(x, _inverse_rms(x, eps)).mul_(scale_N).to(x_TN.dtype)
 
     def gated_rms_norm(
         self, x_TVQ: torch.Tensor, gate_TVQ: torch.Tensor, scale_Q: torch.Tensor, eps: float, plan: CpuPlan
     ) -> torch.Tensor:
-        normed = x_TVQ * torch.rsqrt(x_TVQ.square().mean(-1, keepdim=True) + eps)
+        normed = x_TVQ * _inverse_rms(x_TVQ, eps)
         return normed.mul_(scale_Q).mul_(_silu(gate_TVQ.float(), plan)).to(gate_TVQ.dtype)
 
-    def swiglu(self, gate_up_T2N: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
-        gate_TN, up_TN = gate_up_T2N.chunk(2, dim=-1)
-        return _silu(gate_TN, plan).mul_(up_TN).to(up_TN.dtype)
+    def prepare_swiglu(self, gate_NK: torch.Tensor, up_NK: torch.Tensor) -> CpuSwiglu:
+        return CpuSwiglu(gate_NK, up_NK)
+
+    def swiglu(self, x_TK: torch.Tensor, weights: CpuSwiglu, *, stable_rows: bool = False) -> torch.Tensor:
+        return weights(x_TK, stable_rows=stable_rows)
 
     def norm_rope(
         self, x_THD: torch.Tensor, scale_HD: torch.Tensor, eps: float, cos_TR: torch.Tensor, sin_TR: torch.Tensor
     ) -> torch.Tensor:
         x = x_THD.float()
-        x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)).mul_(scale_HD)
+        x = torch.mul(x, _inverse_rms(x, eps)).mul_(scale_HD)
         half = cos_TR.shape[-1] // 2
         rotated = x[..., : 2 * half]
         swapped = torch.cat([-rotated[..., half:], rotated[..., :half]], dim=-1)
@@ -99,12 +104,18 @@ class TorchCpuKernels:
             else:
                 k_LGD, v_LGD = k_TGD[rows], v_TGD[rows]
             out_THD[rows] = _attend(q_THD[rows], k_LGD, v_LGD, span)
-        open_TX = stable.sigmoid(gate_TX) if plan.is_decode else gate_TX.sigmoid()
+        open_TX = stable.sigmoid(gate_TX) if plan.is_exact else gate_TX.sigmoid()
         return open_TX.mul_(out_THD.flatten(1)).to(q_THD.dtype)
 
 
+def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean(x²) + eps) over the last axis, kept; the norm makes no squared copy of x."""
+    norm = torch.linalg.vector_norm(x, 2, -1, True)
+    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+
+
 def _silu(x: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
-    return stable.silu(x) if plan.is_decode else functional.silu(x)
+    return stable.silu(x) if plan.is_exact else functional.silu(x)
 
 
 def _attend(q_nHD: torch.Tensor, k_LGD: torch.Tensor, v_LGD: torch.Tensor, span: Span) -> torch.Tensor:

@@ -17,6 +17,7 @@ from tandem.kernels.api import Kernels
 from tandem.model.batch import ForwardBatch
 from tandem.model.config import LayerType, ModelConfig
 from tandem.model.layers import AttentionMixer, DeltaNetMixer, Mixer, Mlp, StepContext, TakeTensor, read_norm
+from tandem.model.tiles import cut_into_tiles
 
 __all__ = ["HybridModel"]
 
@@ -81,14 +82,20 @@ class HybridModel:
         a sender may push them while the rest computes.
         """
         kernels, eps = self._kernels, self.config.rms_norm_eps
-        step = self._step_context(batch, memory)
-        x_TN = functional.embedding(batch.token_ids_T, self._embedding_VN)
+        tiles = cut_into_tiles(batch, kernels.tile_tokens, kernels.alike_rows)
+        steps = [self._step_context(tile, memory) for _, tile in tiles]
+        xs_TN = [functional.embedding(tile.token_ids_T, self._embedding_VN) for _, tile in tiles]
         for index, layer in enumerate(self._layers):
-            x_TN = layer.mixer(kernels.rms_norm(x_TN, layer.mixer_norm_N, eps), x_TN, step)
+            for i, step in enumerate(steps):
+                xs_TN[i] = layer.mixer(kernels.rms_norm(xs_TN[i], layer.mixer_norm_N, eps), xs_TN[i], step)
             if on_layer is not None:
                 on_layer(index)
-            x_TN = layer.mlp(kernels.rms_norm(x_TN, layer.mlp_norm_N, eps), x_TN, step)
-        return kernels.rms_norm(x_TN, self._final_norm_N, eps)
+            for i, step in enumerate(steps):
+                xs_TN[i] = layer.mlp(kernels.rms_norm(xs_TN[i], layer.mlp_norm_N, eps), xs_TN[i], step)
+        hidden = [kernels.rms_norm(x_TN, self._final_norm_N, eps) for x_TN in xs_TN]
+        if len(tiles) == 1:
+            return hidden[0]
+        return torch.cat(hidden)[torch.cat([rows for rows, _ in tiles]).argsort()]
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

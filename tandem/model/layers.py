@@ -119,17 +119,15 @@ class DeltaNetMixer:
 
 
 class Mlp:
-    """SwiGLU with gate and up as one matrix."""
+    """SwiGLU."""
 
     def __init__(self, config: ModelConfig, prefix: str, take: TakeTensor, kernels: Kernels) -> None:
         self._kernels = kernels
         hidden, inner = config.hidden_size, config.intermediate_size
-        rows = [take(f"{prefix}{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
-        self._gate_up = kernels.prepare_linear(torch.cat(rows))
+        gate, up = (take(f"{prefix}{name}_proj.weight", inner, hidden) for name in ("gate", "up"))
+        self._gate_up = kernels.prepare_swiglu(gate, up)
         self._down = kernels.prepare_linear(take(f"{prefix}down_proj.weight", hidden, inner))
 
     def __call__(self, x_TN: torch.Tensor, residual_TN: torch.Tensor, step: StepContext) -> torch.Tensor:
-        gate_up = self._kernels.linear(x_TN, self._gate_up, stable_rows=step.stable_rows)
-        return self._kernels.linear(
-            self._kernels.swiglu(gate_up, step.plan), self._down, residual_TN, stable_rows=step.stable_rows
-        )
+        inner = self._kernels.swiglu(x_TN, self._gate_up, stable_rows=step.stable_rows)
+        return self._kernels.linear(inner, self._down, residual_TN, stable_rows=step.stable_rows)
