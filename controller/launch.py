@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,7 @@ from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa:
 __all__ = ["ClusterHandle", "start_cluster"]
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
+_REACH_S = 5.0
 _ANSWER_S = 20.0
 _START_S = 60.0
 _OWNER_TIMEOUT_S = 30.0
@@ -110,11 +112,24 @@ def _start_local(config: ClusterConfig) -> None:
 
 
 def _join(address: str) -> None:
+    _check_reachable(address)
     _init(
         f"cannot join the Ray cluster at {address} (RAY_ADDRESS; if its nodes run with RAY_AUTH_MODE=token, set that and "
         "their token here too)",
         address=address,
     )
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes. Addresses that are no host:port ("auto", "local", ray://…) are left to it."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TandemError(f"nothing answers at {address} (RAY_ADDRESS): {reason}; unset it to start a cluster here") from error
 
 
 def _init(failure: str, **options: Any) -> None:
