@@ -40,7 +40,8 @@ class PrefillHost:
             ConfigError: the cluster secret, a certificate, the checkpoint, the memory budget or the port cannot be used.
         """
         trust = Trust.load(config.trust)
-        engine = await asyncio.to_thread(Engine.build, config, progress)
+        checkpoint_bytes = int(config.cache.prefix_gib * 2**30)
+        engine = await asyncio.to_thread(Engine.build, config, progress, checkpoint_bytes)
         worker = PrefillWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)), trust)
         server = create_internal_server(trust)
         pb_grpc.add_PrefillWorkerServicer_to_server(PrefillService(worker), server)

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from prefill_worker.inbox import AskTask, CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
+from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
@@ -53,8 +54,8 @@ class HandoffSource(Protocol):
 class PrefillLoop:
     """Owns the pools of its engine, every prompt placed here, and the order in which they are computed.
 
-    Memory rule: a prompt's blocks and slot go back to the pool when its hand-off succeeded, or when the sender reports
-    that no write reads from them any more. Nothing else frees them.
+    Memory rule: a prompt gives its blocks and slot back when its hand-off succeeded, or when the sender reports that no write
+    reads from them any more. Nothing else does. What it shares with other prompts is held by each of them.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class PrefillLoop:
         clock: Clock,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
+        self._memory = PromptMemory(engine, config)
         self._engine = engine
         self._config = config
         self._handoffs = handoffs
@@ -89,7 +91,8 @@ class PrefillLoop:
         self._receive(wait_s)
         self._drop_hopeless()
         self._start_waiting()
-        plans = plan_chunks([p.num_remaining for p in self._running], self._config.chunk_tokens)
+        remaining, stops = [p.num_remaining for p in self._running], [p.num_to_stop for p in self._running]
+        plans = plan_chunks(remaining, self._config.chunk_tokens, stops)
         if plans:
             self._step(plans)
         elif self._is_idle:
@@ -101,7 +104,7 @@ class PrefillLoop:
             queue=len(self._waiting) + len(self._reserving),
             queue_tokens=sum(t.num_tokens for t in list(self._waiting)) + sum(p.num_remaining for p in list(self._running)),
             running=len(self._running) + len(self._leaving),
-            kv_blocks_used=self._engine.blocks.num_used,
+            kv_blocks_used=self._memory.num_blocks_held,
             kv_blocks_total=self._engine.blocks.size,
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
@@ -148,11 +151,11 @@ class PrefillLoop:
     def _reservation_ended(self, key: Key, outcome: LeaseGrant | TandemError) -> None:
         reserving = self._reserving.pop(key)
         if isinstance(outcome, TandemError):
-            self._free(reserving.memory)
+            self._memory.free(reserving.memory)
             if not reserving.cancelled:
                 self._report.failed(reserving.task, outcome)
         elif reserving.cancelled:
-            self._free(reserving.memory)
+            self._memory.free(reserving.memory)
             self._reservations.release(outcome, "cancelled")
         else:
             self._begin_handoff(reserving.task, reserving.memory, outcome)
@@ -161,7 +164,7 @@ class PrefillLoop:
         try:
             handoff = self._handoffs.begin(task, grant, memory)
         except HandoffError as error:  # nothing was written under this grant
-            self._free(memory)
+            self._memory.free(memory)
             self._reservations.release(grant, str(error))
             self._report.failed(task, error)
         else:
@@ -176,7 +179,7 @@ class PrefillLoop:
             self._abort(prompt, str(outcome))
         else:
             del self._leaving[key]
-            self._free(prompt.memory)
+            self._memory.free(prompt.memory)
             self._report.handed_off(prompt.task, outcome)
             if prompt.grant is not None:
                 self._reservations.release(prompt.grant, "handed off", record_sent=True)
@@ -185,7 +188,7 @@ class PrefillLoop:
         prompt = self._leaving.pop(key, None)
         if prompt is None:  # the record had already been sent when the abort came
             return
-        self._free(prompt.memory)
+        self._memory.free(prompt.memory)
         if prompt.grant is not None:
             self._reservations.release(prompt.grant, "aborted")
 
@@ -213,15 +216,14 @@ class PrefillLoop:
 
     def _start_waiting(self) -> None:
         """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
-        started = sum(p.num_remaining for p in self._running) + sum(r.task.num_tokens for r in self._reserving.values())
+        started = sum(p.num_remaining for p in self._running) + sum(r.num_remaining for r in self._reserving.values())
         while self._waiting and may_start_another(started, self._config.chunk_tokens):
             task = self._waiting[0]
-            blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
-            if not (self._engine.blocks.can_allocate(blocks_needed) and self._engine.slots.can_allocate(1)):
+            memory = self._memory.take(task)
+            if memory is None:
                 return
             self._waiting.popleft()
-            memory = LocalMemory(tuple(self._engine.blocks.allocate(blocks_needed)), self._engine.slots.allocate(1)[0])
-            started += task.num_tokens
+            started += task.num_tokens - memory.num_cached
             if task.needs_handoff:
                 self._reserving[task.key] = ReservingPrompt(task, memory)
                 self._reservations.reserve(task)
@@ -229,13 +231,15 @@ class PrefillLoop:
                 self._begin(task, memory, None, None)
 
     def _begin(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant | None, handoff: Handoff | None) -> None:
-        self._running.append(RunningPrompt(task=task, memory=memory, grant=grant, handoff=handoff, tokens=task.request.tokens))
+        prompt = RunningPrompt(*(task, memory, grant, handoff), num_computed=memory.num_cached, tokens=task.request.tokens)
+        self._running.append(prompt)
+        self._push_complete_blocks(prompt)
 
     def _step(self, plans: Sequence[ChunkPlan]) -> None:
         prompts = [self._running[plan.index] for plan in plans]
         started_s = self._clock.now()
         for prompt in prompts:
-            if prompt.num_computed == 0:
+            if prompt.num_computed == prompt.memory.num_cached:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
         try:
@@ -304,6 +308,7 @@ class PrefillLoop:
         if finish is not None or prompt.handoff is None:
             self._leave_aborted(prompt, "the first token ended the answer")
             return
+            self._memory.computed(prompt.memory, prompt.num_computed)
         self._leaving[prompt.task.key] = prompt
         prompt.handoff.finish(
             num_positions=len(prompt.tokens),
@@ -313,9 +318,10 @@ class PrefillLoop:
         )
 
     def _leave_aborted(self, prompt: RunningPrompt, reason: str) -> None:
+        self._memory.computed(prompt.memory, prompt.num_computed)  # only now: the hand-off goes first
         """The prompt is no longer computed and will not be handed off: wait for quiet, then free both sides."""
         if prompt.handoff is None:
-            self._free(prompt.memory)
+            self._memory.free(prompt.memory)
             return
         self._leaving[prompt.task.key] = prompt
         self._abort(prompt, reason)
@@ -328,10 +334,6 @@ class PrefillLoop:
         logger.debug("hand-off of %s aborted: %s", prompt.task.request.request_id, reason)
         prompt.handoff.abort(lambda: self.inbox.put(MemoryQuiet(prompt.task.key)))
 
-    def _free(self, memory: LocalMemory) -> None:
-        self._engine.blocks.free(memory.block_ids)
-        self._engine.slots.free([memory.slot])
-
     def _knows(self, key: Key) -> bool:
         computing = [t.key for t in self._waiting] + [p.task.key for p in self._running]
         return key in self._reserving or key in self._leaving or key in computing
@@ -342,8 +344,7 @@ class PrefillLoop:
 
     def pool_mismatches(self) -> list[str]:
         """What is not free although nothing is held. Means something between two turns of an idle loop only."""
-        blocks, slots = self._engine.blocks.check(()), self._engine.slots.check(())
-        return [f"block {i}" for i in blocks] + [f"slot {i}" for i in slots]
+        return self._memory.mismatches()
 
     def _check_pools(self) -> None:
         """Invariant: an idle worker holds nothing."""

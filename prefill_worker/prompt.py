@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem.cache.prefix import Holding
 from tandem.request import Request
 from transfer.handoff import Handoff, LeaseGrant
 
@@ -44,10 +45,19 @@ class PrefillTask:
 
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
-    """Blocks for the prompt and one slot of this worker; freed when the hand-off has ended, never before."""
+    """Blocks for the prompt and one slot of this worker; freed when the hand-off has ended, never before.
 
-    block_ids: tuple[int, ...]
+    num_cached: leading positions that the caches hold already. checkpoints: positions where the state is to be kept, ascending.
+    """
+
+    holding: Holding
     slot: int
+    num_cached: int = 0
+    checkpoints: tuple[int, ...] = ()
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        return self.holding.block_ids
 
 
 @dataclass(slots=True)
@@ -57,6 +67,10 @@ class ReservingPrompt:
     task: PrefillTask
     memory: LocalMemory
     cancelled: bool = False
+
+    @property
+    def num_remaining(self) -> int:
+        return self.task.num_tokens - self.memory.num_cached
 
 
 @dataclass(slots=True)
@@ -80,3 +94,9 @@ class RunningPrompt:
     @property
     def num_remaining(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_to_stop(self) -> int:
+        """Tokens up to where the next chunk must end at the latest, so that the state can be kept there."""
+        stop = next((place for place in self.memory.checkpoints if place > self.num_computed), len(self.tokens))
+        return stop - self.num_computed

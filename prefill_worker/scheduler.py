@@ -17,14 +17,17 @@ class ChunkPlan:
     is_last: bool
 
 
-def plan_chunks(remaining_tokens: Sequence[int], chunk_tokens: int) -> list[ChunkPlan]:
-    """Fill one step of at most `chunk_tokens` in order of arrival: what the first prompt leaves, the next one gets."""
+def plan_chunks(remaining_tokens: Sequence[int], chunk_tokens: int, until_stop: Sequence[int] | None = None) -> list[ChunkPlan]:
+    """Fill one step of at most `chunk_tokens` in order of arrival: what the first prompt leaves, the next one gets.
+
+    until_stop: per prompt, tokens up to the next position at which a chunk must end, since its state is to be kept there.
+    """
     plans: list[ChunkPlan] = []
     budget = chunk_tokens
-    for index, remaining in enumerate(remaining_tokens):
+    for index, (remaining, stop) in enumerate(zip(remaining_tokens, until_stop or remaining_tokens, strict=True)):
         if budget == 0:
             break
-        num_tokens = min(remaining, budget)
+        num_tokens = min(remaining, stop, budget)
         plans.append(ChunkPlan(index=index, num_tokens=num_tokens, is_last=num_tokens == remaining))
         budget -= num_tokens
     return plans

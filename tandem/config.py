@@ -63,23 +63,32 @@ class CacheConfig:
     budget_bytes: memory for KV blocks and state slots together; 0: `free_fraction` of what is available at start.
     free_fraction: share of the available memory that one worker may take when no budget is given.
     max_sequences: most sequences that hold a state slot at once.
+    prefix_gib: memory of a prefill worker for copies of recurrent states, at which prompts that begin alike take up the work
+    of earlier ones; 0: every prompt is computed whole. Their keys and values stay in KV blocks that nothing else needs.
     """
 
     block_size_tokens: int = 32
     budget_bytes: int = 0
     free_fraction: float = 0.1
     max_sequences: int = 64
+    prefix_gib: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
     """chunk_tokens: most prompt tokens that one step computes, over all prompts in it.
     max_queue: prompts that may wait in one worker; more are refused with Overloaded.
-    reserve_patience_s: how long a full decode worker is asked again before the router may choose another."""
+    reserve_patience_s: how long a full decode worker is asked again before the router may choose another.
+    checkpoint_every_tokens: distance of the states kept along a prompt; longer prompts take a multiple of it.
+    checkpoint_ends: keep states also at the ends of prompts and where prompts part, wherever that is. Off, every answer is
+    the same to the last bit whether its prefix was computed or found, if `checkpoint_every_tokens` is a multiple of
+    what the kernels compute at a time (256 positions on a CPU)."""
 
     chunk_tokens: int = 512
     max_queue: int = 1024
     reserve_patience_s: float = 10.0
+    checkpoint_every_tokens: int = 512
+    checkpoint_ends: bool = True
 
 
 @dataclass(frozen=True, slots=True)

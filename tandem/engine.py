@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 
-from tandem.cache.budget import size_pools
+from tandem.cache.budget import num_checkpoints, size_pools
 from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
 from tandem.config import WorkerConfig
@@ -21,7 +21,8 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True)
 class Engine:
-    """blocks and slots hold who owns which index of `memory`; nothing else may hand them out."""
+    """blocks and slots hold who owns which index of `memory`; nothing else may hand them out. The slots of `memory` past
+    those in `slots` are for recurrent checkpoints."""
 
     loaded: LoadedModel
     memory: CacheMemory
@@ -30,8 +31,10 @@ class Engine:
     device: str
 
     @classmethod
-    def build(cls, config: WorkerConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
-        """Load the weights, then size and allocate the pools from what is left.
+    def build(
+        cls, config: WorkerConfig, progress: Callable[[int, int], None] | None = None, checkpoint_bytes: int = 0
+    ) -> Engine:
+        """Load the weights, then size and allocate the pools from what is left, and `checkpoint_bytes` of state slots more.
 
         Raises:
             CheckpointError: the model cannot be served.
@@ -42,13 +45,18 @@ class Engine:
         specs = loaded.model.cache_specs(config.cache.block_size_tokens)
         budget = config.cache.budget_bytes or int(psutil.virtual_memory().available * config.cache.free_fraction)
         sizes = size_pools(specs, budget, loaded.max_context_tokens, config.cache.max_sequences)
+        all_slots = sizes.num_slots + num_checkpoints(specs, checkpoint_bytes, sizes.num_blocks)
         return cls(
             loaded=loaded,
-            memory=CacheMemory.allocate(specs, sizes, config.device),
+            memory=CacheMemory.allocate(specs, replace(sizes, num_slots=all_slots), config.device),
             blocks=IndexPool(sizes.num_blocks, "KV blocks"),
             slots=IndexPool(sizes.num_slots, "state slots"),
             device=config.device,
         )
+
+    @property
+    def checkpoint_slots(self) -> range:
+        return range(self.slots.size, self.memory.sizes.num_slots)
 
     @property
     def block_size_tokens(self) -> int:

@@ -23,8 +23,15 @@ SPECS = CacheSpecs(
 class FakeEngine:
     """The next token is the newest token + 1; `fail_next` makes one forward raise."""
 
-    def __init__(self, num_blocks: int = 32, num_slots: int = 4) -> None:
-        self.memory = SimpleNamespace(specs=SPECS)
+    def __init__(self, num_blocks: int = 32, num_slots: int = 4, num_checkpoints: int = 0) -> None:
+        self.copies: list[tuple[str, int, int]] = []
+        self.memory = SimpleNamespace(
+            specs=SPECS,
+            copy_slot=lambda source, target: self.copies.append(("slot", source, target)),
+            copy_block=lambda source, target: self.copies.append(("block", source, target)),
+        )
+        self.loaded = SimpleNamespace(fingerprint="fake")
+        self.checkpoint_slots = range(num_slots, num_slots + num_checkpoints)
         self.blocks = IndexPool(num_blocks, "KV blocks")
         self.slots = IndexPool(num_slots, "state slots")
         self.block_size_tokens = SPECS.block_size_tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tandem.cache.spec import CacheSpecs
 from tandem.errors import CapacityError
 
-__all__ = ["PoolSizes", "size_pools"]
+__all__ = ["PoolSizes", "num_checkpoints", "size_pools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +42,10 @@ def size_pools(specs: CacheSpecs, budget_bytes: int, max_context_tokens: int, ma
     most = num_slots * blocks_per_sequence
     num_blocks = min(most, left // specs.block_bytes) if specs.block_bytes else most
     return PoolSizes(num_blocks=num_blocks, num_slots=num_slots)
+
+
+def num_checkpoints(specs: CacheSpecs, checkpoint_bytes: int, num_blocks: int) -> int:
+    """Recurrent checkpoints that `checkpoint_bytes` hold; more than there are blocks would be of no use."""
+    if checkpoint_bytes <= 0:
+        return 0
+    return min(checkpoint_bytes // specs.slot_bytes, num_blocks) if specs.slot_bytes else num_blocks

@@ -22,7 +22,8 @@ class CacheMemory:
 
     `kv[i]`: `[num_blocks, 2, block_size_tokens, num_kv_heads, head_dim]`; `conv[i]`: `[num_slots, channels, width - 1]`;
     `recurrent[i]`: `[num_slots, num_heads, key_dim, value_dim]` fp32; keys are layer indices. Allocated once at start and
-    registered with the transfer agent, so no tensor in here is ever replaced.
+    registered with the transfer agent, so no tensor in here is ever replaced. `sizes.num_slots` counts every slot: those of
+    running sequences first, those of recurrent checkpoints after them.
     """
 
     specs: CacheSpecs
@@ -44,6 +45,16 @@ class CacheMemory:
                 conv[index] = _zeros(sizes.num_slots, tail.item_shape, tail.dtype, device)
                 recurrent[index] = _zeros(sizes.num_slots, matrix.item_shape, matrix.dtype, device)
         return cls(specs=specs, sizes=sizes, kv=kv, conv=conv, recurrent=recurrent)
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """The state of one sequence, in all layers."""
+        for tensor in (*self.conv.values(), *self.recurrent.values()):
+            tensor[target].copy_(tensor[source])
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Keys and values of one block, in all layers."""
+        for tensor in self.kv.values():
+            tensor[target].copy_(tensor[source])
 
 
 def _zeros(count: int, item_shape: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -151,6 +151,7 @@ class PrefixCache:
         holding.private.clear()
         holding.path.clear()
         holding.last = None
+        holding.prefix = Prefix(b"", (), self._block_size)  # whoever remembers the holding need not keep its tokens
 
     # ---- a prompt goes on ----
 
@@ -200,21 +201,17 @@ class PrefixCache:
         return list(itertools.islice(reversed(self._checkpoints.values()), count))
 
     def check(self, holdings: Iterable[Holding]) -> list[str]:
-        """What does not sum: blocks, slots, pins. Empty when all is well."""
+        """Names ("block 7", "slot 3") of what does not sum while these are all the holdings. Empty when all is well."""
         holdings = list(holdings)
         nodes = [*self._nodes.values(), *(n for partials in self._all_partials() for n in partials)]
         owned = [n.block_id for n in nodes] + [block for h in holdings for block in h.private]
         wrong = [f"block {index}" for index in self._blocks.check(owned)]
-        taken = [n.slot for n in nodes if n.slot is not None]
-        if sorted((*taken, *self._free_slots)) != sorted(self._all_slots) or len(taken) != len(self._checkpoints):
-            wrong.append("checkpoint slots")
-        pins: dict[int, int] = {}
-        for h in holdings:
-            for node in (*h.path, *([h.last] if h.last else [])):
-                pins[id(node)] = pins.get(id(node), 0) + 1
-        wrong += [f"pins of block {n.block_id}" for n in nodes if n.pins != pins.get(id(n), 0)]
-        if self._num_unpinned != sum(n.pins == 0 for n in nodes):
-            wrong.append("number of unpinned blocks")
+        taken = Counter([n.slot for n in nodes if n.slot is not None] + self._free_slots)
+        wrong += [f"slot {slot}" for slot in {*taken, *self._all_slots} if taken[slot] != (slot in self._all_slots)]
+        wrong += [f"slot {n.slot}" for n in nodes if (self._checkpoints.get(n.name) is n) != (n.slot is not None)]
+        pins = Counter(id(node) for h in holdings for node in (*h.path, *([h.last] if h.last else [])))
+        wrong += [f"block {n.block_id}" for n in nodes if n.pins != pins[id(n)]]
+        assert wrong or self._num_unpinned == sum(n.pins == 0 for n in nodes), "unpinned blocks are miscounted"
         return wrong
 
     # ---- within ----

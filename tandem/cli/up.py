@@ -41,6 +41,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (default auto)")
     parser.add_argument("--max-context-tokens", type=int, metavar="N", help="prompt + answer (default: the checkpoint's)")
     parser.add_argument("--memory-gib", type=float, metavar="GIB", help="KV blocks and state slots of one worker")
+    parser.add_argument(
+        "--prefix-cache-gib",
+        type=float,
+        metavar="GIB",
+        help="kept states of prompts, at each prefill worker (0: off, default 0.25)",
+    )
     parser.add_argument("--chunk-tokens", type=int, metavar="N", help="most prompt tokens in one prefill step (default 512)")
     parser.add_argument("--block-size-tokens", type=int, metavar="N", help="tokens per KV block (default 32)")
 
@@ -55,7 +61,12 @@ def cluster_config(args: argparse.Namespace) -> ClusterConfig:
     worker = config.worker
     model = _given(worker.model, path=args.model, dtype=args.dtype, max_context_tokens=args.max_context_tokens)
     budget_bytes = None if args.memory_gib is None else _budget_bytes(args.memory_gib)
-    cache = _given(worker.cache, budget_bytes=budget_bytes, block_size_tokens=args.block_size_tokens)
+    cache = _given(
+        worker.cache,
+        budget_bytes=budget_bytes,
+        block_size_tokens=args.block_size_tokens,
+        prefix_gib=args.prefix_cache_gib,
+    )
     prefill = _given(worker.prefill, chunk_tokens=args.chunk_tokens)
     router = _given(config.router, host=args.host, grpc_port=args.grpc_port, http_port=args.http_port)
     worker = replace(worker, model=model, cache=cache, prefill=prefill)
@@ -156,6 +167,8 @@ def _check_numbers(config: ClusterConfig) -> None:
         ("--http-port", router.http_port, 0, 65535),
         ("--max-context-tokens", worker.model.max_context_tokens, 0, 2**31 - 1),
         ("cache.budget_bytes", worker.cache.budget_bytes, 0, 2**62),
+        ("--prefix-cache-gib", worker.cache.prefix_gib, 0, 2**20),
+        ("prefill.checkpoint_every_tokens", worker.prefill.checkpoint_every_tokens, 1, 2**31 - 1),
         ("--chunk-tokens", worker.prefill.chunk_tokens, 1, 2**20),
         ("--block-size-tokens", worker.cache.block_size_tokens, 1, 2**16),
     ):

@@ -66,6 +66,8 @@ def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path
         (("--grpc-port", "70000"), "--grpc-port"),
         (("--memory-gib", "0"), "--memory-gib"),
         (("--memory-gib", "nan"), "--memory-gib"),
+        (("--prefix-cache-gib", "-1"), "--prefix-cache-gib"),
+        (("--prefix-cache-gib", "nan"), "--prefix-cache-gib"),
         (("--chunk-tokens", "0"), "--chunk-tokens"),
         (("--config", "/does/not/exist.json"), "/does/not/exist.json"),
     ],

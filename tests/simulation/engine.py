@@ -59,8 +59,10 @@ class DigestEngine:
     """As `tandem.engine.Engine`. fail_next: the next step raises. between: called between two layers, where a real step would
     leave other threads their time."""
 
-    def __init__(self, num_blocks: int, num_slots: int) -> None:
-        self.memory = CacheMemory.allocate(SPECS, PoolSizes(num_blocks, num_slots))
+    def __init__(self, num_blocks: int, num_slots: int, num_checkpoints: int = 0) -> None:
+        all_slots = num_slots + num_checkpoints
+        self.memory = CacheMemory.allocate(SPECS, PoolSizes(num_blocks, all_slots))
+        self.checkpoint_slots = range(num_slots, all_slots)
         self.blocks = IndexPool(num_blocks, "KV blocks")
         self.slots = IndexPool(num_slots, "state slots")
         self.block_size_tokens = BLOCK
@@ -75,7 +77,9 @@ class DigestEngine:
             config=SimpleNamespace(vocab_size=VOCAB),
             folder="",
         )
-        self._words = {layer: self.memory.recurrent[layer].view(num_slots, 4).numpy().view(np.uint64) for layer in _STATE_LAYERS}
+        self._words = {
+            layer: self.memory.recurrent[layer].view(all_slots, 4).numpy().view(np.uint64) for layer in _STATE_LAYERS
+        }
         self._tails = {layer: self.memory.conv[layer].numpy().view(np.int32) for layer in _STATE_LAYERS}
         self._marks = self.memory.kv[_KV_LAYER].view(num_blocks, 2, 2 * BLOCK).numpy().view(np.uint64)
 

@@ -1,0 +1,83 @@
+"""The memory of a prefill worker's prompts: what they take, what they find in it, and what stays when they have gone."""
+
+from __future__ import annotations
+
+from prefill_worker.prompt import LocalMemory, PrefillTask
+from tandem.cache.checkpoints import CheckpointPolicy
+from tandem.cache.names import Prefix
+from tandem.cache.prefix import Hit, PrefixCache
+from tandem.config import PrefillConfig
+from tandem.engine import Engine
+
+__all__ = ["PromptMemory"]
+
+# One prompt may not push out what all others left.
+_SHARE_PER_PROMPT = 4
+
+
+class PromptMemory:
+    """Owns the pools of the engine. For the thread of the step loop, between steps; numbers may be read from others.
+
+    `take` and `free` are a pair. A block that somebody holds is never written by another: shared ones are full, and of one
+    that is not full the next prompt gets a copy.
+    """
+
+    def __init__(self, engine: Engine, config: PrefillConfig) -> None:
+        self._engine = engine
+        slots = engine.checkpoint_slots
+        self._cache = PrefixCache(engine.blocks, slots, engine.block_size_tokens)
+        self._policy = CheckpointPolicy(
+            every_tokens=config.checkpoint_every_tokens,
+            at_ends=config.checkpoint_ends,
+            most_per_prompt=-(-len(slots) // _SHARE_PER_PROMPT),
+        )
+        self._newest: tuple[PrefillTask, Prefix] | None = None
+
+    @property
+    def num_blocks_held(self) -> int:
+        """Without those that are only kept: they make room at once."""
+        return self._engine.blocks.num_used - self._cache.num_unpinned
+
+    def take(self, task: PrefillTask) -> LocalMemory | None:
+        """Blocks and a slot, with what earlier prompts left for this one already in place. None: there is no room now."""
+        if not self._engine.slots.can_allocate(1):
+            return None
+        prefix, num_blocks = self._prefix(task), self._engine.memory.specs.blocks_for(task.num_tokens)
+        hit = self._cache.match(prefix)
+        holding = self._cache.take(prefix, hit, num_blocks)
+        if holding is None and hit.num_tokens:  # a hit inside a block needs one block more while it is copied
+            hit = Hit()
+            holding = self._cache.take(prefix, hit, num_blocks)
+        if holding is None:
+            return None
+        self._newest = None
+        slot = self._engine.slots.allocate(1)[0]
+        # Copied now: the checkpoint itself is not held, and may go at any later call.
+        if hit.partial is not None:
+            self._engine.memory.copy_block(hit.partial.block_id, holding.block_ids[len(hit.path)])
+        if hit.slot is not None:
+            self._engine.memory.copy_slot(hit.slot, slot)
+        places = self._policy.places(task.num_tokens, hit.num_tokens, hit.num_kv_tokens, self._engine.block_size_tokens)
+        return LocalMemory(holding, slot, hit.num_tokens, places)
+
+    def computed(self, memory: LocalMemory, num_tokens: int) -> None:
+        """The caches stand for `num_tokens` positions: share what is final, and keep the state if this is a place for it."""
+        self._cache.commit(memory.holding, num_tokens)
+        if num_tokens in memory.checkpoints and (slot := self._cache.keep(memory.holding, num_tokens)) is not None:
+            self._engine.memory.copy_slot(memory.slot, slot)
+
+    def free(self, memory: LocalMemory) -> None:
+        """No write reads from it any more."""
+        self._cache.release(memory.holding)
+        self._engine.slots.free([memory.slot])
+
+    def mismatches(self) -> list[str]:
+        """What does not sum while no prompt holds anything."""
+        return self._cache.check(()) + [f"slot {i}" for i in self._engine.slots.check(())]
+
+    def _prefix(self, task: PrefillTask) -> Prefix:
+        """A prompt that waits for room is looked at again and again, its names are computed once."""
+        if self._newest is None or self._newest[0] is not task:
+            fingerprint = self._engine.loaded.fingerprint
+            self._newest = (task, Prefix.of(fingerprint, self._engine.block_size_tokens, task.request.tokens))
+        return self._newest[1]
