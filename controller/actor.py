@@ -221,4 +221,4 @@ class ControllerActor:
             await asyncio.sleep(_OWNER_LOOK_S)
         log.warning("nobody asked for %.0f s: the owner is gone, everything stops", self._owner_timeout_s)
         await self.shutdown()
-        ray.actor.exit_actor()  # type: ignore[no-untyped-call]
+        ray.kill(ray.get_runtime_context().current_actor)
