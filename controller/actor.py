@@ -37,6 +37,7 @@ _GONE_POLL_S = 0.05
 _PATIENCE_S = 2.0
 _CREATION_S = 5.0
 _OWNER_LOOK_S = 1.0
+_CALLS_AT_ONCE = 16  # to one worker: a start, a wait for its end, pings, and pairings
 
 
 def resource(role: str) -> str:
@@ -57,6 +58,7 @@ class RayLauncher:
         except ImportError as error:
             raise WorkerDied(f"the worker's code cannot be imported: {error}") from error
         options = {"name": worker_id, "namespace": NAMESPACE, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        options["max_concurrency"] = _CALLS_AT_ONCE
         actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
         return _RayWorker(actor)
 

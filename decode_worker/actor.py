@@ -2,69 +2,61 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
 
 from tandem.config import WorkerConfig, load
-from tandem.worker_process import prepare_process
+from tandem.worker_process import Progress, WorkerProcess, prepare_process, process_identity
 
 if TYPE_CHECKING:
     from decode_worker.host import DecodeHost
 
 __all__ = ["DecodeWorkerActor"]
 
-_LIVENESS_INTERVAL_S = 0.5
 
-
+# Its methods block, in threads (see the launcher): Ray makes such an actor in the main thread, which alone may handle signals.
 @ray.remote
 class DecodeWorkerActor:
     """Restarted never: a worker that ends is replaced by a new one with a new identity."""
 
     def __init__(self, worker_id: str, config_json: str) -> None:
         prepare_process(worker_id)
-        self._worker_id = worker_id
-        self._config = load(WorkerConfig, config_json, "worker configuration")
-        self._progress = (0, 0)
-        self._host: DecodeHost | None = None
-        self._stopped = asyncio.Event()
+        config = load(WorkerConfig, config_json, "worker configuration")
+        self._process = WorkerProcess(partial(_start_host, worker_id, config))
 
-    async def start(self) -> bytes:
+    def identify(self) -> tuple[str, int, float]:
+        """Ray's id of this node, process id, and when it was created."""
+        return (ray.get_runtime_context().get_node_id(), *process_identity())
+
+    def start(self) -> bytes:
         """Load the weights and serve. Returns a serialised WorkerDescription."""
-        # Here and not above: whoever starts this actor imports its module too, and has no use for torch and NIXL.
-        from decode_worker.host import DecodeHost
-        from transfer.nixl_agent import NixlAgent
+        return self._process.start().worker.description.SerializeToString()
 
-        self._host = await DecodeHost.start(self._worker_id, self._config, NixlAgent, self._on_progress)
-        return self._host.worker.description.SerializeToString()
-
-    async def progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int]:
         """Bytes of weights loaded, and in all."""
-        return self._progress
+        return self._process.progress()
 
-    async def disconnect(self, worker_id: str) -> None:
+    def disconnect(self, worker_id: str) -> None:
         """The prefill worker is gone: what it still had reserved here is free."""
-        if self._host is not None:
-            self._host.worker.writer_dead(worker_id)
+        self._process.host.worker.writer_dead(worker_id)
 
-    async def wait_stopped(self) -> str:
-        """Return, with the reason, when the worker has ended by itself or by `stop`."""
-        while not self._stopped.is_set():
-            if self._host is not None and not self._host.worker.is_alive:
-                return "a thread of the worker has ended; see its log"
-            try:
-                async with asyncio.timeout(_LIVENESS_INTERVAL_S):
-                    await self._stopped.wait()
-            except TimeoutError:
-                continue
-        return "stopped"
+    def wait_stopped(self) -> str:
+        """Return, with the reason, when the worker has ended by itself or by `stop`. After SIGTERM the process ends here."""
+        reason = self._process.wait_stopped()
+        if self._process.terminated:
+            ray.actor.exit_actor()  # type: ignore[no-untyped-call]
+        return reason
 
-    async def stop(self) -> None:
-        self._stopped.set()
-        if self._host is not None:
-            host, self._host = self._host, None
-            await host.stop()
+    def stop(self) -> None:
+        self._process.stop()
 
-    def _on_progress(self, done_bytes: int, total_bytes: int) -> None:
-        self._progress = (done_bytes, total_bytes)
+
+# Not a method: Ray takes an actor with a coroutine among its methods for an asynchronous one.
+async def _start_host(worker_id: str, config: WorkerConfig, progress: Progress) -> DecodeHost:
+    # Imported here: whoever starts this actor imports its module too, and has no use for torch and NIXL.
+    from decode_worker.host import DecodeHost
+    from transfer.nixl_agent import NixlAgent
+
+    return await DecodeHost.start(worker_id, config, NixlAgent, progress)

@@ -49,6 +49,13 @@ class DecodeHost:
         await server.start()
         return cls(worker, server)
 
+    @property
+    def is_alive(self) -> bool:
+        return self.worker.is_alive
+
+    async def drain(self) -> None:
+        await self.worker.drain()
+
     async def stop(self) -> None:
         await self._server.stop(_STOP_GRACE_S)
         await asyncio.to_thread(self.worker.stop)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode_worker.sequence import Key, VerifiedSequence
+from transfer.lease import Lease
 
-__all__ = ["CancelSequence", "Message", "RouterGone", "Stop"]
+__all__ = ["CancelSequence", "HandOver", "Message", "RouterGone", "Stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +17,15 @@ class CancelSequence:
 
 @dataclass(frozen=True, slots=True)
 class RouterGone:
-    """The session of a router ended: nobody waits for its sequences any more."""
+    """The session of a router ended: nobody waits any more for what it had here at that moment. It may have a new session
+    by now, and new leases."""
 
-    router_id: str
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """This worker is about to end and has waited long enough: what is left goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +33,4 @@ class Stop:
     pass
 
 
-Message = VerifiedSequence | CancelSequence | RouterGone | Stop
+Message = VerifiedSequence | CancelSequence | RouterGone | HandOver | Stop

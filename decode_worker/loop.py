@@ -6,14 +6,14 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from decode_worker.inbox import CancelSequence, Message, RouterGone, Stop
+from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, Stop
 from decode_worker.report import Reporter
 from decode_worker.scheduler import num_joins
 from decode_worker.sequence import RunningSequence, VerifiedSequence
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
 from tandem.engine import Engine
-from tandem.errors import HandoffError, LeaseLost
+from tandem.errors import HandoffError, LeaseLost, Leaving
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
 from tandem.request import FinishReason
@@ -86,8 +86,10 @@ class DecodeLoop:
                 case CancelSequence((request_id, attempt)):
                     lease = self._leases.find(request_id, attempt)
                     self._drop([lease] if lease else [])
-                case RouterGone(router_id):
-                    self._drop(self._leases.of_router(router_id))
+                case RouterGone(leases):
+                    self._drop(leases)
+                case HandOver():
+                    self._hand_over()
                 case Stop():
                     self._stopping = True
 
@@ -98,6 +100,12 @@ class DecodeLoop:
         ids = {lease.id for lease in unwanted}
         self._verified = deque(v for v in self._verified if v.lease.id not in ids)
         self._running = [s for s in self._running if s.lease.id not in ids]
+
+    def _hand_over(self) -> None:
+        leases = self._leases.all_live()
+        for lease in leases:
+            self._report.failed(lease, Leaving("the decode worker ends; the request goes on elsewhere"))
+        self._drop(leases)
 
     # ---- decide and act ----
 

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from decode_worker.worker import DecodeWorker
-from tandem.errors import HandoffError, InvalidRequest, LeaseLost, NoRoom, PeerRefused, TandemError
+from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving, NoRoom, PeerRefused, TandemError
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 
@@ -19,6 +19,7 @@ _STATUS: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (LeaseLost, grpc.StatusCode.NOT_FOUND),
+    (Leaving, grpc.StatusCode.ABORTED),
     (PeerRefused, grpc.StatusCode.FAILED_PRECONDITION),
     (HandoffError, grpc.StatusCode.FAILED_PRECONDITION),
 )

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 
-from decode_worker.inbox import CancelSequence, RouterGone, Stop
+from decode_worker.inbox import CancelSequence, HandOver, RouterGone, Stop
 from decode_worker.loop import DecodeLoop
 from decode_worker.report import Reporter
 from decode_worker.sequence import VerifiedSequence
@@ -15,10 +15,11 @@ from tandem.clock import MonotonicClock
 from tandem.config import WorkerConfig
 from tandem.description import check_same_model, describe
 from tandem.engine import Engine
-from tandem.errors import HandoffError, HandoffRefused
+from tandem.errors import HandoffError, HandoffRefused, Leaving
 from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
+from tandem.waiting import QUIET_S, wait_until
 from tandem.wire import request_from_wire
 from transfer.agent import TransferAgent
 from transfer.layout import CacheLayout, group_tensors
@@ -40,6 +41,8 @@ class DecodeWorker:
         self.engine = engine
         self.agent = agent
         self._ttl_s = config.decode.lease_ttl_s
+        self._drain_s = config.drain_s
+        self._leaving = False
         self._layout = CacheLayout.of(engine.memory)
         agent.register(group_tensors(engine.memory), self._layout)
         self._hub: SessionHub[pb.DecodeEvents] = SessionHub(pb.DecodeEvents)
@@ -73,6 +76,16 @@ class DecodeWorker:
         self._receiver.start()
         self._thread.start()
 
+    async def drain(self) -> None:
+        """Reserve nothing more; return when every lease has ended. After `drain_s` what is left is handed over: its routers
+        place it again, with the tokens that they have. On the event loop."""
+        self._leaving = True
+        self._hub.wake()
+        if not await wait_until(lambda: not self._leases.all_live(), self._drain_s):
+            logger.warning("%d leases are handed over", len(self._leases.all_live()))
+            self._loop.inbox.put(HandOver())
+            await wait_until(lambda: not self._leases.all_live(), QUIET_S)
+
     def stop(self) -> None:
         self._loop.inbox.put(Stop())
         self._thread.join(timeout=10)
@@ -86,6 +99,7 @@ class DecodeWorker:
     def load(self) -> pb.WorkerLoad:
         load = self._loop.load()
         load.transport = self.agent.transport
+        load.leaving = self._leaving
         return load
 
     def pool_mismatches(self) -> list[str]:
@@ -113,7 +127,9 @@ class DecodeWorker:
         )
 
     def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
-        """Raises: NoRoom, InvalidRequest, HandoffError (the router has no session here)."""
+        """Raises: NoRoom, InvalidRequest, Leaving, HandoffError (the router has no session here)."""
+        if self._leaving:
+            raise Leaving(f"decode worker {self.worker_id} is about to end")
         wire = request.request
         if not self._hub.is_open(wire.router_id):
             raise HandoffError(f"router {wire.router_id!r} has no session with decode worker {self.worker_id}")
@@ -157,7 +173,7 @@ class DecodeWorker:
             self._loop.inbox.put(CancelSequence((command.cancel.request_id, command.cancel.attempt)))
 
     def _router_gone(self, router_id: str) -> None:
-        self._loop.inbox.put(RouterGone(router_id))
+        self._loop.inbox.put(RouterGone(tuple(self._leases.of_router(router_id))))
 
     # ---- receiver's thread ----
 

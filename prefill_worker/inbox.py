@@ -8,7 +8,18 @@ from prefill_worker.prompt import Key, PrefillTask
 from tandem.errors import TandemError
 from transfer.handoff import HandoffResult, LeaseGrant
 
-__all__ = ["AskTask", "CancelTask", "HandoffEnded", "MemoryQuiet", "Message", "ReservationEnded", "RouterGone", "Stop"]
+__all__ = [
+    "AskTask",
+    "CancelTask",
+    "Drain",
+    "HandOver",
+    "HandoffEnded",
+    "MemoryQuiet",
+    "Message",
+    "ReservationEnded",
+    "RouterGone",
+    "Stop",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +66,20 @@ class MemoryQuiet:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """This worker is about to end: what waits goes elsewhere, what comes too, what has memory goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """It has waited long enough: what is left goes elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     pass
 
 
-Message = PrefillTask | CancelTask | AskTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Stop
+Message = (
+    PrefillTask | CancelTask | AskTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Drain | HandOver | Stop
+)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 import torch
 
-from prefill_worker.inbox import AskTask, CancelTask, HandoffEnded, MemoryQuiet, Message, ReservationEnded, RouterGone, Stop
+from prefill_worker.inbox import (
+    AskTask,
+    CancelTask,
+    Drain,
+    HandoffEnded,
+    HandOver,
+    MemoryQuiet,
+    Message,
+    ReservationEnded,
+    RouterGone,
+    Stop,
+)
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.report import Reporter
@@ -18,7 +29,7 @@ from tandem.cache.spec import PagedKvSpec
 from tandem.clock import Clock
 from tandem.config import PrefillConfig
 from tandem.engine import Engine
-from tandem.errors import HandoffError, NoRoom, Overloaded, TandemError
+from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
 from tandem.sampling import Draw, sample
@@ -30,6 +41,7 @@ __all__ = ["HandoffSource", "PrefillLoop", "ReservationClient"]
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
+_LEAVING = Leaving("the prefill worker ends; the request goes on elsewhere")
 
 
 class ReservationClient(Protocol):
@@ -80,6 +92,7 @@ class PrefillLoop:
         self._running: list[RunningPrompt] = []
         self._leaving: dict[Key, RunningPrompt] = {}
         self._stopping = False
+        self._draining = False
         self._step_s = 0.0
 
     def run(self) -> None:
@@ -130,6 +143,11 @@ class PrefillLoop:
                     self._report.standing(router_id, *key, known=self._knows(key))
                 case RouterGone(router_id):
                     self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
+                case Drain():
+                    self._draining = True
+                    self._hand_over({task.key for task in self._waiting})
+                case HandOver():
+                    self._hand_over({task.key for task in self._held()})
                 case Stop():
                     self._stopping = True
 
@@ -137,6 +155,8 @@ class PrefillLoop:
         blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
         if self._knows(task.key):
             logger.warning("request %s attempt %d was placed here twice; the second is ignored", *task.key)
+        elif self._draining:
+            self._report.failed(task, _LEAVING)
         elif len(self._waiting) >= self._config.max_queue:
             self._report.failed(
                 task, Overloaded(f"{len(self._waiting)} prompts wait at this prefill worker", retry_after_s=1.0)
@@ -202,6 +222,18 @@ class PrefillLoop:
             self._leave_aborted(prompt, "cancelled")
         for prompt in [p for p in self._leaving.values() if unwanted(p.task)]:
             self._abort(prompt, "cancelled")
+
+    def _held(self) -> list[PrefillTask]:
+        """Whatever is here, at whatever point of its life."""
+        begun = [prompt.task for prompt in (*self._running, *self._leaving.values())]
+        return [*self._waiting, *(reserving.task for reserving in self._reserving.values()), *begun]
+
+    def _hand_over(self, keys: Set[Key]) -> None:
+        """These are given up here; their routers place them again."""
+        for task in self._held():
+            if task.key in keys:
+                self._report.failed(task, _LEAVING)
+        self._drop(lambda task: task.key in keys)
 
     def _drop_hopeless(self) -> None:
         """A prompt whose hand-off has failed already is not computed to its end."""

@@ -15,7 +15,7 @@ import grpc.aio
 from prefill_worker.inbox import ReservationEnded
 from prefill_worker.pairing import Ourselves, PeerLink
 from prefill_worker.prompt import Key, PrefillTask
-from tandem.errors import HandoffError, InvalidRequest, NoRoom, TandemError, TransferFailed
+from tandem.errors import HandoffError, InvalidRequest, Leaving, NoRoom, TandemError, TransferFailed
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import request_to_wire
 from transfer.handoff import LeaseGrant
@@ -40,6 +40,7 @@ _DECISIONS = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ABORTED,
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED,
     }
@@ -66,6 +67,7 @@ class DecodePeers:
         self._links: dict[str, PeerLink] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reserving: dict[Key, tuple[PrefillTask, asyncio.Task[LeaseGrant]]] = {}
+        self._dead: set[str] = set()
 
     async def pair(self, ourselves: Ourselves, peer: pb.WorkerDescription) -> None:
         """Be able to write to `peer`, now if it answers, and again whenever the connection breaks. Idempotent.
@@ -73,6 +75,8 @@ class DecodePeers:
         Raises:
             PeerRefused: the peer differs in model or layout.
         """
+        if peer.worker_id in self._dead:
+            return  # the news of its death overtook this call
         link = self._links.get(peer.worker_id)
         if link is None:
             link = self._links[peer.worker_id] = PeerLink(ourselves, peer)
@@ -84,6 +88,8 @@ class DecodePeers:
 
     async def unpair(self, worker_id: str, *, dead: bool) -> None:
         """dead: the peer's process is known to be gone, so nothing waits for what was under way."""
+        if dead:
+            self._dead.add(worker_id)
         link = self._links.pop(worker_id, None)
         if link is not None:
             self._sender.disconnect(worker_id, dead=dead)
@@ -223,6 +229,8 @@ def _reserve_error(worker_id: str, error: grpc.aio.AioRpcError) -> TandemError:
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return NoRoom(details)
+        case grpc.StatusCode.ABORTED:
+            return Leaving(details)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest("request", details)
         case _:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 
-from prefill_worker.inbox import AskTask, CancelTask, RouterGone, Stop
+from prefill_worker.inbox import AskTask, CancelTask, Drain, HandOver, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.pairing import Ourselves
 from prefill_worker.peers import DecodePeers
@@ -20,6 +21,7 @@ from tandem.mailbox import SessionHub
 from tandem.session import serve_session
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
+from tandem.waiting import QUIET_S, wait_until
 from tandem.wire import failure_to_wire, request_from_wire
 from transfer.agent import TransferAgent
 from transfer.handoff import Handoff, LeaseGrant, WriterIdentity
@@ -27,6 +29,8 @@ from transfer.layout import CacheLayout, group_tensors
 from transfer.sender import Sender
 
 __all__ = ["PrefillWorker"]
+
+logger = logging.getLogger(__name__)
 
 
 class PrefillWorker:
@@ -38,6 +42,8 @@ class PrefillWorker:
         self.engine = engine
         self.agent = agent
         self._clock = MonotonicClock()
+        self._drain_s = config.drain_s
+        self._leaving = False
         layout = CacheLayout.of(engine.memory)
         agent.register(group_tensors(engine.memory), layout)
         self._hub: SessionHub[pb.PrefillEvents] = SessionHub(pb.PrefillEvents)
@@ -63,6 +69,21 @@ class PrefillWorker:
         self._sender.start()
         self._thread.start()
 
+    async def drain(self) -> None:
+        """Take nothing more; return when every prompt has been handed off. After `drain_s` what is left is handed over: its
+        routers place it again."""
+        self._leaving = True
+        self._hub.wake()
+        self._loop.inbox.put(Drain())
+        if not await wait_until(self._holds_nothing, self._drain_s):
+            logger.warning("prompts are handed over: %s", self._loop.load())
+            self._loop.inbox.put(HandOver())
+            await wait_until(self._holds_nothing, QUIET_S)
+
+    def _holds_nothing(self) -> bool:
+        load = self._loop.load()
+        return not (load.queue or load.running or load.kv_blocks_used)
+
     async def stop(self) -> None:
         self._loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join, 10)
@@ -77,6 +98,7 @@ class PrefillWorker:
     def load(self) -> pb.WorkerLoad:
         load = self._loop.load()
         load.transport = self.agent.transport
+        load.leaving = self._leaving
         return load
 
     def pool_mismatches(self) -> list[str]:

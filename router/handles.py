@@ -189,6 +189,9 @@ def load_of(load: pb.WorkerLoad) -> WorkerLoad:
         pool_mismatches=load.pool_mismatches,
         step_s=load.step_seconds,
         transport=load.transport,
+        leaving=load.leaving,
+        wasted_chunks=load.wasted_chunks,
+        worst_wasted_chunks=load.worst_wasted_chunks,
     )
 
 

@@ -30,7 +30,7 @@ class WorkerEntry:
     def state(self) -> str:
         if self.handle.load is None:
             return "lost" if self.seen else "starting"
-        return "draining" if self.draining else "ready"
+        return "draining" if self.draining or self.handle.load.leaving else "ready"
 
     def view(self) -> WorkerView:
         """The greater of what the worker reports and what this router knows: each lags behind the other in turn."""

@@ -37,7 +37,8 @@ class WorkerInfo:
 class WorkerLoad:
     """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers; lease_ages: seconds
     that the longest-standing one has spent in its state. pool_mismatches: blocks and slots that it once found missing.
-    transport: what carries the hand-offs now, as the worker's transfer agent reports it."""
+    transport: what carries the hand-offs now, as the worker's transfer agent reports it. leaving: it takes no
+    new work. wasted_chunks, worst_wasted_chunks: prompt chunks computed for clients that were gone; in all, most for one."""
 
     queue: int = 0
     queue_tokens: int = 0
@@ -51,6 +52,9 @@ class WorkerLoad:
     pool_mismatches: int = 0
     step_s: float = 0.0
     transport: str = ""
+    leaving: bool = False
+    wasted_chunks: int = 0
+    worst_wasted_chunks: int = 0
 
 
 class WorkerHandle(Protocol):

@@ -144,7 +144,8 @@ class TrustConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
-    the system). threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own."""
+    the system). threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
+    drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others."""
 
     model: ModelSource = field(default_factory=ModelSource)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -154,6 +155,7 @@ class WorkerConfig:
     trust: TrustConfig = field(default_factory=TrustConfig)
     host: str = "127.0.0.1"
     threads: int = 0
+    drain_s: float = 20.0
     device: str = "cpu"
 
 

@@ -14,6 +14,7 @@
     ├── HandoffError            the attempt ends; the router places the request again
     │   ├── NoRoom              the decode worker cannot reserve now: wait for room, or take another worker
     │   ├── HandoffRefused      a field of the hand-off record did not match: release the lease, try again
+    │   ├── Leaving             the worker is about to end: take another; nobody is to blame
     │   ├── TransferFailed      a write did not complete: release the lease, drop the pair, try again
     │   └── LeaseLost           the lease expired, was aborted, or belongs to a former life: forget it
     └── PeerRefused             two workers do not fit together: do not pair them, report the reason
@@ -32,6 +33,7 @@ __all__ = [
     "HandoffRefused",
     "InvalidRequest",
     "LeaseLost",
+    "Leaving",
     "NoRoom",
     "Overloaded",
     "PeerRefused",
@@ -106,6 +108,10 @@ class HandoffRefused(HandoffError):
 
 class TransferFailed(HandoffError):
     """A write ended in error or not at all. Nothing of it may be believed."""
+
+
+class Leaving(HandoffError):
+    """The worker is about to end in good order and takes no more work. Place the request elsewhere; it counts as no failure."""
 
 
 class LeaseLost(HandoffError):

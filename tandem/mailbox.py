@@ -103,6 +103,13 @@ class SessionHub(Generic[M]):
         with self._lock:
             return router_id in self._outboxes
 
+    def wake(self) -> None:
+        """Let every session send what it has, at least a load, now. Called on the event loop."""
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.nudge()
+
     def post(self, router_id: str, message: M) -> None:
         """Events for a router that has gone are dropped: its requests are being cancelled."""
         with self._lock:

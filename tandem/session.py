@@ -28,7 +28,8 @@ async def serve_session(
 ) -> AsyncIterator[Events]:
     """Yield events for as long as both ends live; `handle(router_id, command)` is called for each command but the hello.
 
-    However the session ends, `gone(router_id)` is called once, unless a newer session of the same router replaced it.
+    However the session ends, `gone(router_id)` is called once; when a newer session of the same router replaces it, before
+    that one's first command is read: a router that connects again has given up what it had placed before.
 
     Raises:
         InvalidRequest: the first command is no hello.
@@ -37,6 +38,8 @@ async def serve_session(
     if first is None or not first.hello:
         raise InvalidRequest("hello", "the first command of a session names the router")
     router_id = first.hello
+    if hub.is_open(router_id):
+        gone(router_id)
     outbox = hub.open(router_id, asyncio.get_running_loop())
     reader = asyncio.create_task(_read(commands, router_id, handle))
     reader.add_done_callback(lambda _: outbox.nudge())

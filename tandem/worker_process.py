@@ -1,17 +1,142 @@
-"""What a worker process sets up once, before anything else."""
+"""A worker's process: what it sets up first, an event loop beside the main thread, and an end in good order on SIGTERM.
+
+Knows no Ray: an actor is a thin shell around it, and so is any other process that runs a worker.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import signal
 import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["prepare_process"]
+import psutil
+
+__all__ = ["Host", "Progress", "WorkerProcess", "prepare_process", "process_identity"]
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long one Python thread may hold the interpreter while others wait. The default of 5 ms is as long as a whole
 hand-off: the transfer thread must not wait that long behind the step loop."""
+_LIVENESS_INTERVAL_S = 0.5
+_EXIT_AT_ONCE = 1
 
 
 def prepare_process(worker_id: str) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {worker_id} %(levelname)s %(name)s: %(message)s")
+
+
+def process_identity() -> tuple[int, float]:
+    """Process id and time of creation: together they never name another process of this machine."""
+    return os.getpid(), psutil.Process().create_time()
+
+
+class Host(Protocol):
+    """A worker with its server."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    async def drain(self) -> None:
+        """Take no new work; return when what runs has ended or was handed over, within a bound."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+H = TypeVar("H", bound=Host)
+Progress = Callable[[int, int], None]
+
+
+class WorkerProcess(Generic[H]):
+    """Made in the main thread, which alone may set signal handlers. Its other methods may be called from any thread but the
+    event loop's, and wait.
+
+    start: makes the host; it reports bytes of weights loaded, and in all. SIGTERM drains the worker, after which
+    `wait_stopped` returns; one that has nothing to drain yet, and a second SIGTERM, end the process at once.
+    """
+
+    def __init__(self, start: Callable[[Progress], Awaitable[H]]) -> None:
+        self._start = start
+        self._progress = (0, 0)
+        self._host: H | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._stopped = threading.Event()
+        self._reason = "stopped"
+        self._terminations = 0
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="events", daemon=True).start()
+        signal.signal(signal.SIGTERM, self._on_terminate)
+
+    @property
+    def host(self) -> H:
+        assert self._host is not None, "start comes first"
+        return self._host
+
+    @property
+    def terminated(self) -> bool:
+        """A signal has asked for the end."""
+        return self._terminations > 0
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What `coroutine` returns or raises on the worker's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def start(self) -> H:
+        """Load the weights and serve."""
+
+        async def start() -> None:
+            self._host = await self._start(self._on_progress)
+
+        self.run(start())
+        return self.host
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes of weights loaded, and in all. It comes from the event loop, so an answer says that the loop lives."""
+
+        async def progress() -> tuple[int, int]:
+            return self._progress
+
+        return self.run(progress())
+
+    def wait_stopped(self) -> str:
+        """Returns when the worker has ended by itself or by `stop`, with the reason."""
+        while not self._stopped.wait(_LIVENESS_INTERVAL_S):
+            if self._host is not None and self._ending is None and not self._host.is_alive:
+                return "a thread of the worker has ended; see its log"
+        return self._reason
+
+    def stop(self) -> None:
+        """Drain, then end; again is nothing more than to wait for it."""
+        self.run(self._end("stopped"))
+
+    async def _end(self, reason: str) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._drain_and_stop(reason))
+        await asyncio.shield(self._ending)
+
+    async def _drain_and_stop(self, reason: str) -> None:
+        try:
+            if self._host is not None:
+                await self._host.drain()
+                await self._host.stop()
+        finally:
+            self._reason = reason
+            self._stopped.set()
+
+    def _on_terminate(self, number: int, frame: object) -> None:
+        """In the main thread, between two instructions of whatever it does: so nothing here may wait or take a lock."""
+        self._terminations += 1
+        if self._terminations > 1 or self._host is None:
+            os._exit(_EXIT_AT_ONCE if self._terminations > 1 else 0)
+        asyncio.run_coroutine_threadsafe(self._end("it was asked to end by SIGTERM"), self._loop)
+
+    def _on_progress(self, done_bytes: int, total_bytes: int) -> None:
+        self._progress = (done_bytes, total_bytes)

@@ -224,6 +224,11 @@ class LeaseTable:
         with self._lock:
             return [lease for lease in self._live.values() if lease.router_id == router_id]
 
+    def all_live(self) -> list[Lease]:
+        """Whatever holds memory."""
+        with self._lock:
+            return list(self._live.values())
+
     @property
     def num_awaited(self) -> int:
         """Leases whose record has yet to come."""

@@ -255,6 +255,9 @@ class WorkerLoad(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     LEASE_AGES_FIELD_NUMBER: _builtins.int
     POOL_MISMATCHES_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
     """prompt tokens that wait"""
@@ -269,6 +272,12 @@ class WorkerLoad(_message.Message):
     """what carries the hand-offs, as the transfer agent reports it now"""
     pool_mismatches: _builtins.int
     """blocks and slots found missing by the idle check since start"""
+    leaving: _builtins.bool
+    """about to end: place nothing more here"""
+    wasted_chunks: _builtins.int
+    """prefill: chunks that were still computed after their request's cancel had come, in all"""
+    worst_wasted_chunks: _builtins.int
+    """… and the most for one request"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
@@ -292,10 +301,13 @@ class WorkerLoad(_message.Message):
         transport: _builtins.str = ...,
         lease_ages: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         pool_mismatches: _builtins.int = ...,
+        leaving: _builtins.bool = ...,
+        wasted_chunks: _builtins.int = ...,
+        worst_wasted_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from decode_worker.inbox import CancelSequence, RouterGone
+from decode_worker.inbox import CancelSequence, HandOver, RouterGone
 from decode_worker.loop import DecodeLoop
 from decode_worker.sequence import VerifiedSequence
 from tandem.clock import FakeClock
@@ -57,6 +57,9 @@ class Bench:
         for event in events.tokens:
             told.setdefault(event.request_id, []).append((event.index, event.tokens[0], event.finish_reason))
         return told
+
+    def failed(self, router: str = "router") -> list[pb.AttemptFailed]:
+        return list(self.event_loop.run_until_complete(self.outboxes[router].take(0.0)).failed)
 
     @property
     def is_whole(self) -> bool:
@@ -147,9 +150,32 @@ def test_the_sequences_of_a_router_that_went_away_end(bench: Bench) -> None:
     bench.join("a", max_new_tokens=40)
     bench.join("b", max_new_tokens=40, router="other")
     bench.turn()
-    bench.loop.inbox.put(RouterGone("router"))
+    bench.loop.inbox.put(RouterGone(tuple(bench.leases.of_router("router"))))
     bench.turn(2)
     assert [len(step) for step in bench.engine.steps] == [2, 1, 1]
+
+
+def test_what_a_router_reserved_after_its_session_ended_lives(bench: Bench) -> None:
+    bench.join("a", max_new_tokens=40)
+    gone = RouterGone(tuple(bench.leases.of_router("router")))
+    bench.join("b", max_new_tokens=40)  # over its next session, before the loop hears of the end of the first
+    bench.loop.inbox.put(gone)
+    bench.turn(2)
+    assert set(bench.tokens()) == {"b"}
+
+
+def test_handing_over_ends_everything_with_a_reason_that_blames_nobody(bench: Bench) -> None:
+    bench.join("running", max_new_tokens=40)
+    bench.turn()
+    awaited = bench.reserve("awaited")
+    bench.loop.inbox.put(HandOver())
+    bench.turn()
+    assert {(f.request_id, f.kind, f.retryable) for f in bench.failed()} == {
+        ("running", "Leaving", True),
+        ("awaited", "Leaving", True),
+    }
+    bench.leases.writer_quiet(awaited.id, awaited.epoch, "prefill-1")
+    assert bench.is_whole
 
 
 def test_a_failed_step_ends_its_sequences_and_not_the_worker(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

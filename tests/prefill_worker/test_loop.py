@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefill_worker.inbox import AskTask, CancelTask, HandoffEnded, MemoryQuiet, ReservationEnded, RouterGone
+from prefill_worker.inbox import AskTask, CancelTask, Drain, HandoffEnded, HandOver, MemoryQuiet, ReservationEnded, RouterGone
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.clock import FakeClock
@@ -193,6 +193,41 @@ def test_a_cancelled_prompt_gives_everything_back(bench: Bench, when: str, messa
         assert not bench.is_whole
         bench.loop.inbox.put(MemoryQuiet(task.key))
         bench.turn()
+    assert bench.is_whole
+
+
+def test_a_draining_worker_finishes_what_has_memory_and_gives_the_rest_back_at_once(bench: Bench) -> None:
+    computing, waiting = bench.place("computing", 100), bench.place("waiting", 20)
+    bench.turn()
+    bench.grant(computing)
+    bench.loop.inbox.put(Drain())
+    late = bench.place("late", 4)
+    bench.turn(20)
+    events = bench.events()
+    assert [(f.request_id, f.kind, f.retryable) for f in events.failed] == [
+        (waiting.request.request_id, "Leaving", True),
+        (late.request.request_id, "Leaving", True),
+    ]
+    assert [t.request_id for t in events.first_tokens] == ["computing"]
+    assert bench.reserved == [computing]
+
+
+@pytest.mark.parametrize("when", ["reserving", "running", "leaving"])
+def test_what_is_handed_over_is_told_its_router_and_gives_everything_back(bench: Bench, when: str) -> None:
+    task = bench.place("a", 12)
+    bench.turn()
+    if when != "reserving":
+        bench.grant(task)
+        bench.turn(1 if when == "running" else 2)
+    bench.loop.inbox.put(HandOver())
+    bench.turn()
+    if when == "reserving":
+        bench.grant(task)
+        bench.turn()
+    else:
+        bench.loop.inbox.put(MemoryQuiet(task.key))
+        bench.turn()
+    assert [(f.request_id, f.kind) for f in bench.events().failed] == [("a", "Leaving")]
     assert bench.is_whole
 
 

@@ -53,6 +53,21 @@ def free(leases: LeaseTable) -> bool:
     return not any(leases.counts_by_state().values()) and leases.check() == []
 
 
+def test_a_lease_whose_grant_was_never_heard_ends_and_its_attempt_is_refused_from_then_on() -> None:
+    leases, _ = table()
+    reserve(leases, "heard")
+    reserve(leases, "lost")
+    leases.abandon("lost", 1, "another writer")
+    assert leases.find("lost", 1) is not None
+    leases.abandon("lost", 1, "p")
+    assert leases.find("lost", 1) is None
+    leases.abandon("late", 1, "p")  # the reservation itself is still on its way
+    with pytest.raises(LeaseLost, match="abandoned"):
+        reserve(leases, "late")
+    assert leases.find("heard", 1) is not None
+    assert leases.check() == []
+
+
 def test_a_reservation_holds_prompt_growth_and_one_slot() -> None:
     leases, _ = table()
     lease = reserve(leases, num_prompt=10)
