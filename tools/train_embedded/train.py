@@ -197,6 +197,8 @@ def _loop(
         _save(args.out / "state.pt", {"model": model.state_dict(), "optimizers": optimizer_states, "step": step})
 
     for step in range(start, args.steps):
+        if rank == 0 and args.pause_file is not None and args.pause_file.exists():
+            save(step)  # a paused run can be ended without loss
         _wait_while(args.pause_file)
         stage = stage_at(CURRICULUM, step / args.steps)
         batch = make_batch(tokenizer, stage, args.tokens_per_batch, args.seed, step, CONTEXT_SHARE).part(rank, ranks)
