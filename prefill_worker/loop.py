@@ -80,8 +80,8 @@ class PrefillLoop:
         clock: Clock,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
-        self._memory = PromptMemory(engine, config)
         self._engine = engine
+        self._memory = PromptMemory(engine, config)
         self._config = config
         self._handoffs = handoffs
         self._reservations = reservations
@@ -108,6 +108,7 @@ class PrefillLoop:
         plans = plan_chunks(remaining, self._config.chunk_tokens, stops)
         if plans:
             self._step(plans)
+            self._memory.publish()
         elif self._is_idle:
             self._check_pools()
 
@@ -122,6 +123,7 @@ class PrefillLoop:
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
             step_seconds=self._step_s,
+            prefixes=self._memory.index,
         )
 
     # ---- receive ----
@@ -327,20 +329,24 @@ class PrefillLoop:
             if plan.is_last:
                 self._running.remove(prompt)
                 self._complete(prompt, next(tokens), compute_done_s)
-            elif prompt.handoff is not None:
-                complete_blocks = prompt.num_computed // self._engine.block_size_tokens
-                if complete_blocks > prompt.num_pushed_blocks:
-                    prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
-                    prompt.num_pushed_blocks = complete_blocks
+            else:
+                self._push_complete_blocks(prompt)
+                self._memory.computed(prompt.memory, prompt.num_computed)
+
+    def _push_complete_blocks(self, prompt: RunningPrompt) -> None:
+        complete_blocks = prompt.num_computed // self._engine.block_size_tokens
+        if prompt.handoff is not None and complete_blocks > prompt.num_pushed_blocks:
+            prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
+            prompt.num_pushed_blocks = complete_blocks
 
     def _complete(self, prompt: RunningPrompt, token: int, compute_done_s: float) -> None:
         request = prompt.task.request
         finish = request.stop.finish_reason(len(request.generated) + 1, token)
         self._report.first_token(prompt, token, finish, compute_done_s)
         if finish is not None or prompt.handoff is None:
+            self._memory.computed(prompt.memory, prompt.num_computed)
             self._leave_aborted(prompt, "the first token ended the answer")
             return
-            self._memory.computed(prompt.memory, prompt.num_computed)
         self._leaving[prompt.task.key] = prompt
         prompt.handoff.finish(
             num_positions=len(prompt.tokens),
@@ -348,9 +354,9 @@ class PrefillLoop:
             compute_done_s=compute_done_s,
             on_done=lambda outcome: self.inbox.put(HandoffEnded(prompt.task.key, outcome)),
         )
+        self._memory.computed(prompt.memory, prompt.num_computed)  # only now: the hand-off goes first
 
     def _leave_aborted(self, prompt: RunningPrompt, reason: str) -> None:
-        self._memory.computed(prompt.memory, prompt.num_computed)  # only now: the hand-off goes first
         """The prompt is no longer computed and will not be handed off: wait for quiet, then free both sides."""
         if prompt.handoff is None:
             self._memory.free(prompt.memory)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.cache.checkpoints import CheckpointPolicy
-from tandem.cache.names import Prefix
+from tandem.cache.names import Prefix, short
 from tandem.cache.prefix import Hit, PrefixCache
 from tandem.config import PrefillConfig
 from tandem.engine import Engine
+from tandem.v1 import worker_pb2 as pb
 
 __all__ = ["PromptMemory"]
 
 # One prompt may not push out what all others left.
 _SHARE_PER_PROMPT = 4
+_MOST_PUBLISHED = 256
 
 
 class PromptMemory:
@@ -32,6 +34,7 @@ class PromptMemory:
             most_per_prompt=-(-len(slots) // _SHARE_PER_PROMPT),
         )
         self._newest: tuple[PrefillTask, Prefix] | None = None
+        self.index = pb.PrefixIndex()
 
     @property
     def num_blocks_held(self) -> int:
@@ -70,6 +73,17 @@ class PromptMemory:
         """No write reads from it any more."""
         self._cache.release(memory.holding)
         self._engine.slots.free([memory.slot])
+
+    def publish(self) -> None:
+        """Bring `index` up to date. It is replaced, never changed: others may be reading it."""
+        if self.index.version != self._cache.version:
+            nodes = self._cache.newest(_MOST_PUBLISHED)
+            self.index = pb.PrefixIndex(
+                version=self._cache.version,
+                names=[short(node.name) for node in nodes],
+                num_tokens=[node.num_tokens for node in nodes],
+                parents=[short(node.parent_name) if node.is_partial else 0 for node in nodes],
+            )
 
     def mismatches(self) -> list[str]:
         """What does not sum while no prompt holds anything."""

@@ -34,6 +34,7 @@ class Reporter:
             token=token,
             finish_reason=finish.value if finish else "",
             prefill_seconds=now_s - prompt.started_s,
+            cached_tokens=prompt.memory.num_cached,
         )
         self.hub.post(task.router_id, pb.PrefillEvents(first_tokens=[event]))
 

@@ -31,7 +31,8 @@ class Attempt:
     """Both workers' events go through one queue. Tokens go to the answer by index, so it does not matter which worker's message
     comes first. `start` and `stop` are a pair; `stop` is due on every path.
 
-    ready: the decode worker has verified the hand-off. config: how long silence about the attempt is believed to be work.
+    ready: the decode worker has verified the hand-off. cached_tokens: of the prompt, not computed again. config: how long
+    silence about the attempt is believed to be work.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Attempt:
         self.first_token_seen = False
         self.ready = False
         self.handoff_exposed_s = 0.0
+        self.cached_tokens = 0
         self._request = request
         self._prefill = prefill
         self._decode = decode
@@ -116,6 +118,7 @@ class Attempt:
             case FirstToken():
                 self.first_token_seen = True
                 timings.prefill_started = timings.prefill_started or now - event.prefill_s
+                self.cached_tokens = min(event.cached_tokens, len(self._request.prompt))
                 self._deliver(Tokens(event.index, (event.token,), event.finish_reason))
                 timings.first_token = timings.first_token or now
             case Standing():

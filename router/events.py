@@ -19,12 +19,14 @@ class PrefillStarted:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """index: of `token` in the answer. finish_reason: set when the token ends the answer, and no hand-off happens."""
+    """index: of `token` in the answer. finish_reason: set when the token ends the answer, and no hand-off happens.
+    cached_tokens: leading prompt tokens that were not computed again."""
 
     index: int
     token: int
     finish_reason: FinishReason | None = None
     prefill_s: float = 0.0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

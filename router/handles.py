@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
+from router.prefixes import PrefixEntry
 from router.worker import PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
 from tandem.request import FinishReason, Request
 from tandem.rpc import create_internal_channel
@@ -142,7 +143,7 @@ class GrpcWorkerHandle:
         for key, event in events_of(message, self.info.id):
             self._subscriptions.deliver(key, event)
         if message.HasField("load"):
-            self.load = load_of(message.load)
+            self.load = load_of(message.load, self.load)
             self._on_change()
         elif self.load is None:
             self.load = WorkerLoad()
@@ -161,8 +162,7 @@ def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, Att
         for started in message.started:
             yield (started.request_id, started.attempt), PrefillStarted()
         for first in message.first_tokens:
-            reason = _reason(first.finish_reason)
-            yield (first.request_id, first.attempt), FirstToken(first.index, first.token, reason, first.prefill_seconds)
+            yield (first.request_id, first.attempt), _first_token(first)
     else:
         for ready in message.ready:
             yield (ready.request_id, ready.attempt), Ready(ready.handoff_exposed_seconds)
@@ -175,8 +175,21 @@ def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, Att
             yield (standing.request_id, standing.attempt), Standing(standing.known)
 
 
-def load_of(load: pb.WorkerLoad) -> WorkerLoad:
+def _first_token(first: pb.FirstToken) -> FirstToken:
+    return FirstToken(
+        index=first.index,
+        token=first.token,
+        finish_reason=_reason(first.finish_reason),
+        prefill_s=first.prefill_seconds,
+        cached_tokens=first.cached_tokens,
+    )
+
+
+def load_of(load: pb.WorkerLoad, before: WorkerLoad | None = None) -> WorkerLoad:
+    """before: what was known; prefixes are told when they change."""
+    known = before.prefixes if before else ()
     return WorkerLoad(
+        prefixes=_prefixes(load.prefixes) if load.HasField("prefixes") else known,
         queue=load.queue,
         queue_tokens=load.queue_tokens,
         running=load.running,
@@ -193,6 +206,11 @@ def load_of(load: pb.WorkerLoad) -> WorkerLoad:
         wasted_chunks=load.wasted_chunks,
         worst_wasted_chunks=load.worst_wasted_chunks,
     )
+
+
+def _prefixes(index: pb.PrefixIndex) -> tuple[PrefixEntry, ...]:
+    rows = zip(index.names, index.num_tokens, index.parents, strict=False)
+    return tuple(PrefixEntry(name, num_tokens, parent or None) for name, num_tokens, parent in rows)
 
 
 def _reason(value: str) -> FinishReason | None:

@@ -24,10 +24,11 @@ from router.placement import Need
 from router.retry import Retries
 from router.state import WorkerTable
 from router.validation import validate
+from tandem.cache.names import Prefix
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.errors import Unavailable
-from tandem.request import FinishReason, Phase, Timings
+from tandem.request import FinishReason, Phase, Request, Timings
 from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["Pipeline"]
@@ -148,7 +149,7 @@ class Pipeline:
         job.timings.attempts = job.number
         job.phase = Phase.QUEUED
         request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
-        need = Need(request.request_id, request.max_total_tokens)
+        need = Need(request.request_id, request.max_total_tokens, self._prefix(request))
         tried = frozenset(job.retries.tried)
         placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
         prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
@@ -185,6 +186,12 @@ class Pipeline:
             handoff_exposed_s=attempt.handoff_exposed_s,
         )
 
+
+    def _prefix(self, request: Request) -> Prefix | None:
+        model = self._model()
+        if model is None or self._table.prefixes.is_empty:
+            return None
+        return Prefix.of(model.info.fingerprint, model.info.block_size_tokens, request.tokens)
 
 def _num_chars(message: pb.GenerateRequest) -> int:
     return len(message.text) + sum(len(part.content) for part in message.chat.messages)

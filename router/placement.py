@@ -1,15 +1,20 @@
 """Which two workers serve a request: a pure decision over a snapshot.
 
-Prefill: the fewest prompt tokens that wait. Decode: the most headroom, the smaller of the free shares of KV blocks and of state
-slots, since a full state pool refuses work however many blocks are free. Ties are broken by a hash of request and worker, so
-equal workers share the load and the same request finds the same worker.
+Prefill: the least work before the first token, that is the prompt tokens that wait there less those of this prompt that the
+worker need not compute again. So requests that begin alike find the same worker, until its queue outweighs what that would
+save. Decode: the most headroom, the smaller of the free shares of KV blocks and of state slots, since a full state pool
+refuses work however many blocks are free. Ties are broken by a hash of request and worker, so equal workers share the load
+and the same request finds the same worker.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from router.prefixes import PrefixDirectory
+from tandem.cache.names import Prefix
 
 __all__ = ["Decision", "Need", "NeverFits", "NoRoomNow", "NoWorker", "Placement", "Snapshot", "WorkerView", "place"]
 
@@ -52,20 +57,26 @@ class WorkerView:
 class Snapshot:
     prefill: tuple[WorkerView, ...] = ()
     decode: tuple[WorkerView, ...] = ()
+    prefixes: PrefixDirectory = field(default_factory=PrefixDirectory)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a request asks of its workers. max_total_tokens: positions that the sequence can reach."""
+    """What a request asks of its workers. max_total_tokens: positions that the sequence can reach. prefix: what is to be
+    absorbed, if any of it may have been before."""
 
     request_id: str
     max_total_tokens: int
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """hit_tokens: that the prefill worker is expected to have."""
+
     prefill_id: str
     decode_id: str
+    hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
     def tie(worker: WorkerView) -> int:
         return zlib.crc32(f"{need.request_id}/{worker.id}".encode())
 
-    chosen_prefill = min(prefill, key=lambda w: (w.id in exclude, w.queue_tokens, w.running, tie(w)))
+    hits = snapshot.prefixes.hits(need.prefix) if need.prefix is not None else {}
+    chosen_prefill = min(prefill, key=lambda w: (w.id in exclude, w.queue_tokens - hits.get(w.id, 0), w.running, tie(w)))
     chosen_decode = min(roomy, key=lambda w: (w.id in exclude, -w.headroom, tie(w)))
-    return Placement(chosen_prefill.id, chosen_decode.id)
+    return Placement(chosen_prefill.id, chosen_decode.id, hits.get(chosen_prefill.id, 0))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from router.events import AttemptKey
 from router.placement import Placement, Snapshot, WorkerView
+from router.prefixes import PrefixDirectory, PrefixEntry
 from router.worker import DECODE, PREFILL, WorkerHandle, WorkerLoad
 
 __all__ = ["WorkerEntry", "WorkerTable"]
@@ -23,6 +24,7 @@ class WorkerEntry:
     handle: WorkerHandle
     draining: bool = False
     seen: bool = False
+    prefixes: tuple[PrefixEntry, ...] = ()
     assigned_tokens: dict[AttemptKey, int] = field(default_factory=dict)
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
 
@@ -54,6 +56,7 @@ class WorkerTable:
 
     def __init__(self) -> None:
         self._entries: dict[str, WorkerEntry] = {}
+        self.prefixes = PrefixDirectory()
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -74,6 +77,7 @@ class WorkerTable:
     def changed(self) -> None:
         for entry in self._entries.values():
             entry.seen = entry.seen or entry.handle.load is not None
+            self._note_prefixes(entry, entry.handle.load.prefixes if entry.handle.load else ())
         for listener in self._listeners:
             listener()
 
@@ -89,6 +93,7 @@ class WorkerTable:
     def remove(self, worker_id: str) -> WorkerHandle:
         """The caller closes the handle, which fails the attempts there."""
         entry = self._entries.pop(worker_id)
+        self._note_prefixes(entry, ())
         self.changed()
         return entry.handle
 
@@ -103,11 +108,16 @@ class WorkerTable:
         def pool(role: str) -> tuple[WorkerView, ...]:
             return tuple(entry.view() for entry in self._entries.values() if entry.handle.info.role == role)
 
-        return Snapshot(pool(PREFILL), pool(DECODE))
+        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes)
+
+    def _note_prefixes(self, entry: WorkerEntry, prefixes: tuple[PrefixEntry, ...]) -> None:
+        if entry.prefixes is not prefixes:
+            entry.prefixes = prefixes
+            self.prefixes.replace(entry.handle.info.id, prefixes)
 
     def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, max_total_tokens: int) -> None:
-        """Count the attempt at both workers until `prefill_done` and `release`."""
-        self._entries[placement.prefill_id].assigned_tokens[key] = prefill_tokens
+        """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
+        self._entries[placement.prefill_id].assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
         entry = self._entries[placement.decode_id]
         entry.assigned_blocks[key] = entry.view().blocks(max_total_tokens)
 

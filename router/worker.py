@@ -8,6 +8,7 @@ from typing import Protocol
 
 from router.events import AttemptEvent, AttemptKey, Failed
 from router.model import ModelInfo
+from router.prefixes import PrefixEntry
 from tandem.request import Request
 
 __all__ = ["DECODE", "PREFILL", "Sink", "Subscriptions", "WorkerHandle", "WorkerInfo", "WorkerLoad"]
@@ -38,7 +39,8 @@ class WorkerLoad:
     """A worker's newest report. queue_tokens: prompt tokens that wait. leases: by state, of decode workers; lease_ages: seconds
     that the longest-standing one has spent in its state. pool_mismatches: blocks and slots that it once found missing.
     transport: what carries the hand-offs now, as the worker's transfer agent reports it. leaving: it takes no
-    new work. wasted_chunks, worst_wasted_chunks: prompt chunks computed for clients that were gone; in all, most for one."""
+    new work. wasted_chunks, worst_wasted_chunks: prompt chunks computed for clients that were gone; in all, most for one.
+    prefixes: what a prefill worker need not compute again."""
 
     queue: int = 0
     queue_tokens: int = 0
@@ -55,6 +57,7 @@ class WorkerLoad:
     leaving: bool = False
     wasted_chunks: int = 0
     worst_wasted_chunks: int = 0
+    prefixes: tuple[PrefixEntry, ...] = ()
 
 
 class WorkerHandle(Protocol):

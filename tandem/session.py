@@ -43,10 +43,11 @@ async def serve_session(
     outbox = hub.open(router_id, asyncio.get_running_loop())
     reader = asyncio.create_task(_read(commands, router_id, handle))
     reader.add_done_callback(lambda _: outbox.nudge())
+    told = _Told()
     try:
-        yield _with_load(await outbox.take(0.0), load())
+        yield told.with_load(await outbox.take(0.0), load())
         while not reader.done():
-            yield _with_load(await outbox.take(HEARTBEAT_S), load())
+            yield told.with_load(await outbox.take(HEARTBEAT_S), load())
         reader.result()
     finally:
         reader.cancel()
@@ -59,6 +60,16 @@ async def _read(commands: AsyncIterator[Command], router_id: str, handle: Callab
         handle(router_id, command)
 
 
-def _with_load(message: Events, load: pb.WorkerLoad) -> Events:
-    message.load.CopyFrom(load)
-    return message
+class _Told:
+    """What the router of this session knows already: an index of prefixes is sent when it has changed."""
+
+    def __init__(self) -> None:
+        self._version = 0
+
+    def with_load(self, message: Events, load: pb.WorkerLoad) -> Events:
+        message.load.CopyFrom(load)
+        if message.load.prefixes.version == self._version:
+            message.load.ClearField("prefixes")
+        else:
+            self._version = message.load.prefixes.version
+        return message

@@ -24,11 +24,13 @@ __all__ = ["Hit", "Holding", "Node", "PrefixCache"]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """tokens: of its block alone. num_tokens: position after its last one. pins: prompts on whose path it lies.
-    used: tick of the newest use; a parent's is never older. slot: of its checkpoint, or None."""
+    """parent_name: of the full blocks before. tokens: of its block alone. num_tokens: position after its last one.
+    pins: prompts on whose path it lies. used: tick of the newest use; a parent's is never older. slot: of its checkpoint."""
 
     name: bytes
+    parent_name: bytes
     parent: Node | None
+    is_partial: bool
     tokens: tuple[int, ...]
     num_tokens: int
     block_id: int
@@ -169,7 +171,9 @@ class PrefixCache:
             if node is None:
                 parent = holding.path[-1] if holding.path else None
                 end = (number + 1) * self._block_size
-                node = self._nodes[name] = Node(name, parent, prefix.block(number), end, block_id)
+                node = self._nodes[name] = Node(
+                    name, prefix.name_of(number), parent, False, prefix.block(number), end, block_id
+                )
                 self._adopt(node, holding)
             elif node.tokens != prefix.block(number):
                 return
@@ -245,8 +249,8 @@ class PrefixCache:
         known = next((node for node in siblings if node.tokens == tokens), None)
         if known is not None:
             return known
-        name = child_name(holding.prefix.name_of(full), tokens)
-        node = Node(name, parent, tokens, num_tokens, holding.block_ids[full])
+        above = holding.prefix.name_of(full)
+        node = Node(child_name(above, tokens), above, parent, True, tokens, num_tokens, holding.block_ids[full])
         siblings.append(node)
         self._adopt(node, holding)
         self._pin([node])
@@ -262,7 +266,7 @@ class PrefixCache:
 
     def _drop_if_useless(self, node: Node) -> None:
         """A partly filled block without its checkpoint serves nobody; pinned, it goes when its prompt does."""
-        if node.slot is None and node.pins == 0 and len(node.tokens) < self._block_size:
+        if node.slot is None and node.pins == 0 and node.is_partial:
             self._remove(node)
 
     def _pin(self, nodes: Iterable[Node]) -> None:
@@ -324,7 +328,7 @@ class PrefixCache:
         self._num_unpinned -= 1
         self._blocks.free((node.block_id,))
         node.block_id = -1
-        if len(node.tokens) < self._block_size:
+        if node.is_partial:
             (node.parent.partials if node.parent else self._top_partials).remove(node)
         else:
             del self._nodes[node.name]

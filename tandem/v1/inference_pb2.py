@@ -24,15 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\"\x8c\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"\xce\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.tandem.v1.ChatMessagesH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12.\n\rservice_class\x18\n \x01(\x0e\x32\x17.tandem.v1.ServiceClassB\x08\n\x06promptB\x11\n\x0f_max_new_tokens\"Z\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Finished\"\xc3\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Usage\x12*\n\x07timings\x18\x03 \x01(\x0b\x32\x19.tandem.v1.RequestTimings\x12\x16\n\x0eprefill_worker\x18\x04 \x01(\t\x12\x15\n\rdecode_worker\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x05\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"v\n\x0eRequestTimings\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\x0f\n\x07prefill\x18\x02 \x01(\x01\x12\x17\n\x0fhandoff_exposed\x18\x03 \x01(\x01\x12\x0c\n\x04ttft\x18\x04 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x05 \x01(\x01\x12\r\n\x05total\x18\x06 \x01(\x01\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"Z\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05*e\n\x0cServiceClass\x12\x1d\n\x19SERVICE_CLASS_UNSPECIFIED\x10\x00\x12\x1d\n\x19SERVICE_CLASS_INTERACTIVE\x10\x01\x12\x17\n\x13SERVICE_CLASS_BATCH\x10\x02\x32\x9d\x01\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\"\xb6\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x36\n\nlogit_bias\x18\t \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"\xf8\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.tandem.v1.ChatMessagesH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12.\n\rservice_class\x18\n \x01(\x0e\x32\x17.tandem.v1.ServiceClass\x12\x0e\n\x01n\x18\x0b \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x0c \x01(\x05H\x03\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\x05H\x04\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\x05H\x05\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x0f \x01(\x08\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x04\n\x02_nB\x11\n\x0f_min_new_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xb8\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.tandem.v1.Finished\x12\r\n\x05index\x18\x04 \x01(\x05\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12!\n\x06prompt\x18\x06 \x01(\x0b\x32\x11.tandem.v1.Prompt\"]\n\rTokenLogprobs\x12&\n\x05token\x18\x01 \x01(\x0b\x32\x17.tandem.v1.TokenLogprob\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"U\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x08logprobs\x18\x03 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\xc3\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Usage\x12*\n\x07timings\x18\x03 \x01(\x0b\x32\x19.tandem.v1.RequestTimings\x12\x16\n\x0eprefill_worker\x18\x04 \x01(\t\x12\x15\n\rdecode_worker\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x05\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"v\n\x0eRequestTimings\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\x0f\n\x07prefill\x18\x02 \x01(\x01\x12\x17\n\x0fhandoff_exposed\x18\x03 \x01(\x01\x12\x0c\n\x04ttft\x18\x04 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x05 \x01(\x01\x12\r\n\x05total\x18\x06 \x01(\x01\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"Z\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05*e\n\x0cServiceClass\x12\x1d\n\x19SERVICE_CLASS_UNSPECIFIED\x10\x00\x12\x1d\n\x19SERVICE_CLASS_INTERACTIVE\x10\x01\x12\x17\n\x13SERVICE_CLASS_BATCH\x10\x02\x32\x9d\x01\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVICECLASS']._serialized_start=1310
-  _globals['_SERVICECLASS']._serialized_end=1411
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_SERVICECLASS']._serialized_start=2120
+  _globals['_SERVICECLASS']._serialized_end=2221
   _globals['_TOKENIDS']._serialized_start=40
   _globals['_TOKENIDS']._serialized_end=63
   _globals['_CHATMESSAGE']._serialized_start=65
@@ -40,23 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGES']._serialized_start=111
   _globals['_CHATMESSAGES']._serialized_end=167
   _globals['_SAMPLING']._serialized_start=170
-  _globals['_SAMPLING']._serialized_end=310
-  _globals['_GENERATEREQUEST']._serialized_start=313
-  _globals['_GENERATEREQUEST']._serialized_end=647
-  _globals['_GENERATERESPONSE']._serialized_start=649
-  _globals['_GENERATERESPONSE']._serialized_end=739
-  _globals['_FINISHED']._serialized_start=742
-  _globals['_FINISHED']._serialized_end=937
-  _globals['_USAGE']._serialized_start=939
-  _globals['_USAGE']._serialized_end=1019
-  _globals['_REQUESTTIMINGS']._serialized_start=1021
-  _globals['_REQUESTTIMINGS']._serialized_end=1139
-  _globals['_LISTMODELSREQUEST']._serialized_start=1141
-  _globals['_LISTMODELSREQUEST']._serialized_end=1160
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1162
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1216
-  _globals['_MODEL']._serialized_start=1218
-  _globals['_MODEL']._serialized_end=1308
-  _globals['_INFERENCE']._serialized_start=1414
-  _globals['_INFERENCE']._serialized_end=1571
+  _globals['_SAMPLING']._serialized_end=608
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=439
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=487
+  _globals['_GENERATEREQUEST']._serialized_start=611
+  _globals['_GENERATEREQUEST']._serialized_end=1115
+  _globals['_GENERATERESPONSE']._serialized_start=1118
+  _globals['_GENERATERESPONSE']._serialized_end=1302
+  _globals['_TOKENLOGPROBS']._serialized_start=1304
+  _globals['_TOKENLOGPROBS']._serialized_end=1397
+  _globals['_TOKENLOGPROB']._serialized_start=1399
+  _globals['_TOKENLOGPROB']._serialized_end=1462
+  _globals['_PROMPT']._serialized_start=1464
+  _globals['_PROMPT']._serialized_end=1549
+  _globals['_FINISHED']._serialized_start=1552
+  _globals['_FINISHED']._serialized_end=1747
+  _globals['_USAGE']._serialized_start=1749
+  _globals['_USAGE']._serialized_end=1829
+  _globals['_REQUESTTIMINGS']._serialized_start=1831
+  _globals['_REQUESTTIMINGS']._serialized_end=1949
+  _globals['_LISTMODELSREQUEST']._serialized_start=1951
+  _globals['_LISTMODELSREQUEST']._serialized_end=1970
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1972
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2026
+  _globals['_MODEL']._serialized_start=2028
+  _globals['_MODEL']._serialized_end=2118
+  _globals['_INFERENCE']._serialized_start=2224
+  _globals['_INFERENCE']._serialized_end=2381
 # @@protoc_insertion_point(module_scope)

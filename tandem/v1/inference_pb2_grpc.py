@@ -50,7 +50,7 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams one answer. Every message but the last carries tokens; the last carries `finished`.
+        """Streams the answer. Every message but the last carries tokens; the last carries `finished`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,7 +32,7 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams one answer. Every message but the last carries tokens; the last carries `finished`."""
+    """Streams the answer. Every message but the last carries tokens; the last carries `finished`."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """The models served here."""
 
@@ -40,7 +40,7 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one answer. Every message but the last carries tokens; the last carries `finished`."""
+    """Streams the answer. Every message but the last carries tokens; the last carries `finished`."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models served here."""
 
@@ -51,7 +51,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams one answer. Every message but the last carries tokens; the last carries `finished`."""
+        """Streams the answer. Every message but the last carries tokens; the last carries `finished`."""
 
     @_abc_1.abstractmethod
     def ListModels(

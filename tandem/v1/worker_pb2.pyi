@@ -28,10 +28,21 @@ class WireSampling(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
     seed: _builtins.int
+    min_p: _builtins.float
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    repetition_penalty: _builtins.float
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
     def __init__(
         self,
         *,
@@ -39,14 +50,70 @@ class WireSampling(_message.Message):
         top_p: _builtins.float = ...,
         top_k: _builtins.int = ...,
         seed: _builtins.int = ...,
+        min_p: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WireSampling: _TypeAlias = WireSampling  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
+
+@_typing.final
+class WireLogprobs(_message.Message):
+    """Natural logarithms, of the model's own distribution. The two lists of alternatives are parallel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_tokens", b"top_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WireLogprobs: _TypeAlias = WireLogprobs  # noqa: Y015
 
 @_typing.final
 class WireRequest(_message.Message):
@@ -61,6 +128,9 @@ class WireRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SERVICE_CLASS_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """1, 2, …: events of an earlier attempt are ignored"""
@@ -68,6 +138,11 @@ class WireRequest(_message.Message):
     service_class: _builtins.str
     router_id: _builtins.str
     """whose session gets the tokens"""
+    min_new_tokens: _builtins.int
+    logprobs: _builtins.int
+    """alternatives to tell beside each token"""
+    prompt_logprobs: _builtins.int
+    """the same for the prompt"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -90,12 +165,22 @@ class WireRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         service_class: _builtins.str = ...,
         router_id: _builtins.str = ...,
+        min_new_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generated", b"generated", "max_new_tokens", b"max_new_tokens", "prompt", b"prompt", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "generated", b"generated", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___WireRequest: _TypeAlias = WireRequest  # noqa: Y015
 
@@ -258,6 +343,7 @@ class WorkerLoad(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
     """prompt tokens that wait"""
@@ -286,6 +372,10 @@ class WorkerLoad(_message.Message):
     def lease_ages(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by state: seconds that the longest-standing lease has spent in it"""
 
+    @_builtins.property
+    def prefixes(self) -> Global___PrefixIndex:
+        """of prefill workers; absent: as in the session's last message that had it"""
+
     def __init__(
         self,
         *,
@@ -304,14 +394,53 @@ class WorkerLoad(_message.Message):
         leaving: _builtins.bool = ...,
         wasted_chunks: _builtins.int = ...,
         worst_wasted_chunks: _builtins.int = ...,
+        prefixes: Global___PrefixIndex | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class PrefixIndex(_message.Message):
+    """The prefixes at which a prefill worker keeps a state, the most recently used first, a bounded number. Entry i of each list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """changes with the content"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the first 64 bits of each name"""
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """name of the full blocks before, where the prefix ends inside a block; else 0"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "num_tokens", b"num_tokens", "parents", b"parents", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixIndex: _TypeAlias = PrefixIndex  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
@@ -585,6 +714,9 @@ class FirstToken(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     index: _builtins.int
@@ -593,6 +725,14 @@ class FirstToken(_message.Message):
     finish_reason: _builtins.str
     """set when this token ends the answer: no hand-off happens"""
     prefill_seconds: _builtins.float
+    cached_tokens: _builtins.int
+    """leading tokens whose work an earlier prompt had done"""
+    @_builtins.property
+    def logprobs(self) -> Global___WireLogprobs: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WireLogprobs]:
+        """of every prompt token but the first; of a first attempt only"""
+
     def __init__(
         self,
         *,
@@ -602,10 +742,13 @@ class FirstToken(_message.Message):
         token: _builtins.int = ...,
         finish_reason: _builtins.str = ...,
         prefill_seconds: _builtins.float = ...,
+        cached_tokens: _builtins.int = ...,
+        logprobs: Global___WireLogprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___WireLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish_reason", b"finish_reason", "index", b"index", "prefill_seconds", b"prefill_seconds", "request_id", b"request_id", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "prefill_seconds", b"prefill_seconds", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -935,6 +1078,7 @@ class SequenceTokens(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     index: _builtins.int
@@ -943,6 +1087,10 @@ class SequenceTokens(_message.Message):
     """empty: goes on"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WireLogprobs]:
+        """one for each of `tokens`, or none"""
+
     def __init__(
         self,
         *,
@@ -951,10 +1099,11 @@ class SequenceTokens(_message.Message):
         index: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         finish_reason: _builtins.str = ...,
+        logprobs: _abc.Iterable[Global___WireLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish_reason", b"finish_reason", "index", b"index", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
