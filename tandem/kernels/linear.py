@@ -15,10 +15,11 @@ _log = logging.getLogger(__name__)
 
 # The row count that packing optimises for; oneDNN accepts any later.
 _HINT_ROWS = 64
-# Up to this many rows oneDNN computes each row alike for bf16; above it another kernel, with another rounding, takes over.
+# Up to this many rows oneDNN computes each row alike in bf16, by any number of threads; above it another kernel, with
+# another rounding, takes over. In fp32 every row count is alike.
 ALIKE_ROWS = 32
-# fp32 of one row and more than this many features takes a path of its own that rounds differently.
-_FP32_SINGLE_ROW_FEATURES = 1024
+# A single row of more features than this takes a path of its own, with another rounding, so it is computed as two.
+_SINGLE_ROW_FEATURES = {torch.float32: 1024, torch.bfloat16: 8192}
 
 
 class CpuLinear:
@@ -32,7 +33,7 @@ class CpuLinear:
         self.out_features, self.in_features = weight_NK.shape
         self._packed = _pack(weight_NK)
         self._plain = weight_NK.contiguous() if self._packed is None else None
-        self._pad_single = weight_NK.dtype == torch.float32 and self.in_features > _FP32_SINGLE_ROW_FEATURES
+        self._pad_single = self.in_features > _SINGLE_ROW_FEATURES.get(weight_NK.dtype, 1024)
 
     @property
     def is_packed(self) -> bool:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
-from tandem.kernels.linear import CpuLinear
+from tandem.kernels.linear import CpuLinear, CpuSwiglu
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -28,7 +29,7 @@ def test_it_is_a_linear_layer_with_an_optional_residual(shape: tuple[int, int], 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(64, 40), (768, 520), (1100, 64), (2048, 96), (3072, 33)])
+@pytest.mark.parametrize("shape", [(64, 40), (768, 520), (1100, 64), (3072, 33), (8192, 40), (9000, 40)])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_stable_rows_do_not_depend_on_the_rows_beside_them(
     shape: tuple[int, int], dtype: torch.dtype, with_residual: bool
@@ -48,6 +49,19 @@ def test_stable_rows_do_not_depend_on_the_rows_beside_them(
         assert torch.equal(run(slice(100 - count, 100)), alone[100 - count :]), count
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_swiglu_is_its_formula(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate, up = ((torch.randn(40, 48) * 48**-0.5).to(dtype) for _ in range(2))
+    x = torch.randn(rows, 48).to(dtype)
+    want = functional.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    for stable_rows in (False, True):
+        got = CpuSwiglu(gate, up)(x, stable_rows=stable_rows)
+        torch.testing.assert_close(got, want.to(dtype), rtol=tolerance, atol=tolerance)
+
+
 def test_without_packing_it_still_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def unavailable(*_args: object) -> None:
         raise RuntimeError("no oneDNN here\nbacktrace")
@@ -59,3 +73,5 @@ def test_without_packing_it_still_computes(monkeypatch: pytest.MonkeyPatch, capl
     assert "backtrace" not in caplog.text
     x, residual = torch.randn(3, 48), torch.randn(3, 40)
     torch.testing.assert_close(linear(x, residual), x @ weight.T + residual)
+    product = x @ weight.T
+    torch.testing.assert_close(CpuSwiglu(weight, weight)(x), functional.silu(product) * product)

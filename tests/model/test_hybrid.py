@@ -159,6 +159,36 @@ def test_decode_logits_are_bit_for_bit_those_of_the_sequence_alone(
             assert torch.equal(alone[0], together[step][i]), (i, step)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["three value heads per key head", "wider than one gemv"])
+def test_prefill_is_bit_for_bit_that_of_the_prompt_alone_in_any_company(
+    name: str, dtype: str, variant: MakeVariant, tokens_500: list[int]
+) -> None:
+    """Company: other prompts in the step, and chunks cut at multiples of the kernels' tile."""
+    loaded = load(variant(name).folder, dtype)
+    model, block_size = loaded.model, 16
+    tables = [list(range(40 * i, 40 * i + 40)) for i in range(6)]
+
+    def absorb(*parts: tuple[int, int, int]) -> torch.Tensor:
+        """parts: (sequence, first token, end). Hidden states of sequence 0."""
+        chunks = [SequenceChunk(tokens_500[a:b], a, tables[i], i) for i, a, b in parts]
+        hidden = model.forward(ForwardBatch.build(chunks, block_size), memory)
+        offset = sum(b - a for i, a, b in parts[: [i for i, _, _ in parts].index(0)])
+        return hidden[offset : offset + parts[[i for i, _, _ in parts].index(0)][2]]
+
+    for length in (1, 7, 40, 300):
+        memory = CacheMemory.allocate(model.cache_specs(block_size), PoolSizes(240, 6))
+        alone = absorb((0, 0, length))[:length]
+        state = {kind: {i: t[0].clone() for i, t in getattr(memory, kind).items()} for kind in ("conv", "recurrent")}
+        together = absorb((1, 0, 9), (2, 0, 100), (0, 0, length), (3, 0, 1), (4, 0, 3))[:length]
+        assert torch.equal(together, alone), length
+        for kind, layers in state.items():
+            for layer, tensor in layers.items():
+                assert torch.equal(getattr(memory, kind)[layer][0], tensor), (length, kind, layer)
+    first, second = absorb((1, 0, 9), (0, 0, 256))[:256], absorb((0, 256, 300), (2, 100, 180))[:44]
+    assert torch.equal(torch.cat([first, second]), alone)
+
+
 @pytest.mark.parametrize("name", ["equal heads", "three value heads per key head", "other sizes"])
 def test_bf16_is_at_least_as_close_to_fp32_as_transformers_in_bf16(
     name: str, variant: MakeVariant, tokens_500: list[int]
