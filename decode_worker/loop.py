@@ -10,14 +10,16 @@ from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, S
 from decode_worker.report import Reporter
 from decode_worker.scheduler import num_joins
 from decode_worker.sequence import RunningSequence, VerifiedSequence
+from tandem import logprobs
+from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
 from tandem.engine import Engine
 from tandem.errors import HandoffError, LeaseLost, Leaving
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
-from tandem.request import FinishReason
-from tandem.sampling import Draw, sample
+from tandem.request import FinishReason, TokenLogprobs
+from tandem.sampling import sample
 from tandem.v1 import worker_pb2 as pb
 from transfer.lease import Lease, LeaseTable
 
@@ -46,6 +48,7 @@ class DecodeLoop:
         self._clock = clock
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
+        self._watch = PoolWatch(leases.history)
         self._stopping = False
         self._step_s = 0.0
 
@@ -73,6 +76,7 @@ class DecodeLoop:
             state_slots_total=self._engine.slots.size,
             leases=self._leases.counts_by_state(),
             lease_ages=self._leases.oldest_age_by_state(),
+            pool_mismatches=self._watch.num_missing,
             step_seconds=self._step_s,
         )
 
@@ -123,7 +127,7 @@ class DecodeLoop:
     def _step(self) -> None:
         started_s = self._clock.now()
         try:
-            tokens = self._compute(self._running)
+            drawn = self._compute(self._running)
         except Exception:  # the step ends here, and with it these sequences only: the worker goes on
             logger.exception("a decode step over %d sequences failed", len(self._running))
             for sequence in self._running:
@@ -132,9 +136,10 @@ class DecodeLoop:
             self._running = []
             return
         self._step_s = self._clock.now() - started_s
-        self._settle(tokens)
+        self._settle(drawn)
 
-    def _compute(self, running: Sequence[RunningSequence]) -> list[int]:
+    def _compute(self, running: Sequence[RunningSequence]) -> list[tuple[int, TokenLogprobs | None]]:
+        """The next token of each sequence, and its logprobs where they are asked for."""
         chunks = [
             SequenceChunk(
                 tokens=(sequence.last_token,),
@@ -145,16 +150,17 @@ class DecodeLoop:
             for sequence in running
         ]
         logits_BV = self._engine.logits(self._engine.forward(chunks))
-        draws = [Draw(s.lease.request.sampling, position=len(s.lease.request.prompt) + s.num_generated) for s in running]
-        return sample(logits_BV, draws)
+        tokens = sample(logits_BV, [sequence.sampler.draw() for sequence in running])
+        told = logprobs.of_tokens(logits_BV, tokens, [s.lease.request.output.logprobs for s in running])
+        return list(zip(tokens, told, strict=True))
 
     # ---- settle ----
 
-    def _settle(self, tokens: Sequence[int]) -> None:
+    def _settle(self, drawn: Sequence[tuple[int, TokenLogprobs | None]]) -> None:
         going_on: list[RunningSequence] = []
         finished: dict[str, FinishReason] = {}
-        for sequence, token in zip(self._running, tokens, strict=True):
-            reason = sequence.advance(token)
+        for sequence, (token, told) in zip(self._running, drawn, strict=True):
+            reason = sequence.advance(token, told)
             if reason is None:
                 going_on.append(sequence)
             else:
@@ -171,5 +177,4 @@ class DecodeLoop:
 
     def _check_pools(self) -> None:
         """Invariant: live leases and free indices sum to the pools' sizes."""
-        if mismatches := self._leases.check():
-            logger.error("idle, but the pools do not sum: %s", mismatches)
+        self._watch.look(self._leases.check())

@@ -6,14 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from transfer.lease import Lease
-
 from decode_worker.sequence import RunningSequence
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
 from tandem.request import FinishReason
 from tandem.v1 import worker_pb2 as pb
-from tandem.wire import failure_to_wire
+from tandem.wire import failure_to_wire, logprobs_to_wire
+from transfer.lease import Lease
 
 __all__ = ["Reporter"]
 
@@ -44,6 +43,7 @@ class Reporter:
                 index=sequence.num_generated - 1,
                 tokens=[sequence.last_token],
                 finish_reason=reason.value if reason else "",
+                logprobs=[logprobs_to_wire(sequence.last_logprobs)] if sequence.last_logprobs else (),
             )
             by_router[lease.router_id].append(event)
         for router_id, events in by_router.items():

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.request import FinishReason, TokenLogprobs
+from tandem.sampling import SequenceSampler
 from transfer.lease import Lease
-
-from tandem.request import FinishReason
 
 __all__ = ["Key", "RunningSequence", "VerifiedSequence"]
 
@@ -38,29 +38,36 @@ class VerifiedSequence:
 @dataclass(slots=True)
 class RunningSequence:
     """A member of the batch. context_tokens: positions in the caches; last_token: drawn, not yet in them.
-    num_generated: tokens of the answer so far, earlier attempts' included."""
+    num_generated: tokens of the answer so far, earlier attempts' included. last_logprobs: of last_token, when asked for."""
 
     lease: Lease
     context_tokens: int
     last_token: int
     num_generated: int
+    sampler: SequenceSampler
+    last_logprobs: TokenLogprobs | None = None
 
     @classmethod
     def join(cls, verified: VerifiedSequence) -> RunningSequence:
+        sampler = SequenceSampler(verified.lease.request)
+        sampler.append(verified.first_token)
         return cls(
             lease=verified.lease,
             context_tokens=verified.num_positions,
             last_token=verified.first_token,
             num_generated=len(verified.lease.request.generated) + 1,
+            sampler=sampler,
         )
 
     @property
     def key(self) -> Key:
         return (self.lease.request.request_id, self.lease.attempt)
 
-    def advance(self, token: int) -> FinishReason | None:
+    def advance(self, token: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """One step done: `last_token` is in the caches now and `token` was drawn after it."""
         self.context_tokens += 1
         self.last_token = token
+        self.last_logprobs = logprobs
         self.num_generated += 1
+        self.sampler.append(token)
         return self.lease.request.stop.finish_reason(self.num_generated, token)

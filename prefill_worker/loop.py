@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from itertools import accumulate
 from typing import Protocol
 
-import torch
-
+from prefill_worker.first_token import FirstDraw, draw_first_tokens, note_prompt_logprobs
 from prefill_worker.inbox import (
     AskTask,
     CancelTask,
@@ -32,7 +32,6 @@ from tandem.engine import Engine
 from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
-from tandem.sampling import Draw, sample
 from tandem.v1 import worker_pb2 as pb
 from transfer.handoff import Handoff, HandoffResult, LeaseGrant
 
@@ -288,7 +287,7 @@ class PrefillLoop:
         self._step_s = self._clock.now() - started_s
         self._settle(prompts, plans, first_tokens)
 
-    def _compute(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[int]:
+    def _compute(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[FirstDraw]:
         """Run one chunk of each prompt; returns the first tokens of those that this chunk completes, in order."""
         chunks = [
             SequenceChunk(
@@ -301,12 +300,11 @@ class PrefillLoop:
         ]
         completed = [prompt for prompt, plan in zip(prompts, plans, strict=True) if plan.is_last]
         hidden_TD = self._engine.forward(chunks, lambda layer: self._push_layer(completed, layer))
-        if not completed:
-            return []
-        ends: list[int] = torch.tensor([len(c.tokens) for c in chunks]).cumsum(0).tolist()
+        ends = list(accumulate(plan.num_tokens for plan in plans))
+        for prompt, plan, end in zip(prompts, plans, ends, strict=True):
+            note_prompt_logprobs(self._engine, prompt, hidden_TD[end - plan.num_tokens : end])
         rows = [end - 1 for end, plan in zip(ends, plans, strict=True) if plan.is_last]
-        draws = [Draw(p.task.request.sampling, position=len(p.tokens)) for p in completed]
-        return sample(self._engine.logits(hidden_TD[rows]), draws)
+        return draw_first_tokens(self._engine, completed, hidden_TD[rows])
 
     def _push_layer(self, completed: Sequence[RunningPrompt], layer: int) -> None:
         """In a prompt's last chunk every layer leaves as soon as it is final."""
@@ -321,14 +319,14 @@ class PrefillLoop:
 
     # ---- settle ----
 
-    def _settle(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan], first_tokens: Sequence[int]) -> None:
+    def _settle(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan], first_tokens: Sequence[FirstDraw]) -> None:
         compute_done_s = self._clock.now()
-        tokens = iter(first_tokens)
+        drawn = iter(first_tokens)
         for prompt, plan in zip(prompts, plans, strict=True):
             prompt.num_computed += plan.num_tokens
             if plan.is_last:
                 self._running.remove(prompt)
-                self._complete(prompt, next(tokens), compute_done_s)
+                self._complete(prompt, next(drawn), compute_done_s)
             else:
                 self._push_complete_blocks(prompt)
                 self._memory.computed(prompt.memory, prompt.num_computed)
@@ -339,10 +337,10 @@ class PrefillLoop:
             prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
             prompt.num_pushed_blocks = complete_blocks
 
-    def _complete(self, prompt: RunningPrompt, token: int, compute_done_s: float) -> None:
+    def _complete(self, prompt: RunningPrompt, drawn: FirstDraw, compute_done_s: float) -> None:
         request = prompt.task.request
-        finish = request.stop.finish_reason(len(request.generated) + 1, token)
-        self._report.first_token(prompt, token, finish, compute_done_s)
+        finish = request.stop.finish_reason(len(request.generated) + 1, drawn.token)
+        self._report.first_token(prompt, drawn, finish, compute_done_s)
         if finish is not None or prompt.handoff is None:
             self._memory.computed(prompt.memory, prompt.num_computed)
             self._leave_aborted(prompt, "the first token ended the answer")
@@ -350,7 +348,7 @@ class PrefillLoop:
         self._leaving[prompt.task.key] = prompt
         prompt.handoff.finish(
             num_positions=len(prompt.tokens),
-            first_token=token,
+            first_token=drawn.token,
             compute_done_s=compute_done_s,
             on_done=lambda outcome: self.inbox.put(HandoffEnded(prompt.task.key, outcome)),
         )

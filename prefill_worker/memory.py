@@ -46,7 +46,8 @@ class PromptMemory:
         if not self._engine.slots.can_allocate(1):
             return None
         prefix, num_blocks = self._prefix(task), self._engine.memory.specs.blocks_for(task.num_tokens)
-        hit = self._cache.match(prefix)
+        # Logprobs of the prompt need every position's hidden state.
+        hit = self._cache.match(prefix) if task.request.output.prompt_logprobs is None else Hit()
         holding = self._cache.take(prefix, hit, num_blocks)
         if holding is None and hit.num_tokens:  # a hit inside a block needs one block more while it is copied
             hit = Hit()

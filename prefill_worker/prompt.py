@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.cache.prefix import Holding
-from tandem.request import Request
+from tandem.request import Request, TokenLogprobs
 from transfer.handoff import Handoff, LeaseGrant
 
 __all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt"]
@@ -78,7 +78,8 @@ class RunningPrompt:
     """A prompt that may be computed: both sides hold memory for it.
 
     num_computed: positions in the caches. num_pushed_blocks: leading KV blocks already given to the sender.
-    aborting: the sender has been told to stop; memory is freed when it reports quiet.
+    aborting: the sender has been told to stop; memory is freed when it reports quiet. prompt_logprobs: of the computed part, of
+    all positions but the first, when the client asked.
     """
 
     task: PrefillTask
@@ -90,6 +91,7 @@ class RunningPrompt:
     num_pushed_blocks: int = 0
     aborting: bool = False
     tokens: tuple[int, ...] = field(default=())
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_remaining(self) -> int:

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.detokenizer import IncrementalDetokenizer
-from tandem.request import FinishReason, StopRules
+from tandem.request import FinishReason, StopRules, TokenLogprobs
 from tandem.stopping import StopMatcher
 
-__all__ = ["Answer", "Delta"]
+__all__ = ["Answer", "Delta", "Prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt, given back. text: empty unless it was asked for. logprobs: of every token but the first, when asked for."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What came since the client read last, in one piece: a slow client costs no more than its answer."""
+    """What came since the client read last, in one piece: a slow client costs no more than its answer.
+
+    logprobs: one for each token, or none. index: of the answer among those to the same prompt. prompt: in the first one only.
+    """
 
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    prompt: Prompt | None = None
 
 
 class Answer:
@@ -26,25 +41,45 @@ class Answer:
 
     It ends at the first of: a stop token (its text is not delivered), a stop string (nor is that), max_new_tokens, what the
     worker calls the end.
-    The rules are checked here too, so that no worker can make an answer longer than was asked for.
+    The rules are checked here too, so that no worker can make an answer longer than was asked for. Stop strings count from the
+    text of the token after min_new_tokens on.
+
+    prompt: what of the prompt the client wants back.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stop_strings: Iterable[str], rules: StopRules) -> None:
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        stop_strings: Iterable[str],
+        rules: StopRules,
+        index: int = 0,
+        prompt: Prompt | None = None,
+    ) -> None:
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(tuple(stop_strings))
         self._rules = rules
+        self._index = index
+        self._prompt = prompt
         self._unread_ids: list[int] = []
+        self._unread_logprobs: list[TokenLogprobs] = []
         self._unread_text: list[str] = []
         self._closed = False
         self._news = asyncio.Event()
 
-    def accept(self, tokens: Iterable[int], finish_reason: FinishReason | None = None) -> None:
+    def tell_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Of the prompt; before its first token is accepted. Afterwards it is ignored."""
+        if self._prompt is not None and not self.generated:
+            self._prompt = replace(self._prompt, logprobs=logprobs)
+
+    def accept(self, drawn: Iterable[tuple[int, TokenLogprobs | None]], finish_reason: FinishReason | None = None) -> None:
         """Append tokens. finish_reason: the worker's, when the last of them ends the answer. After the end they are ignored."""
-        for token in tokens:
+        for token, logprobs in drawn:
             if self.finish_reason is not None:
                 return
+            if logprobs is not None:
+                self._unread_logprobs.append(logprobs)
             self._append(token)
         if self.finish_reason is None and finish_reason is not None:
             self._end(finish_reason)
@@ -62,9 +97,12 @@ class Answer:
                 return None
             self._news.clear()
             await self._news.wait()
-        delta = Delta(tuple(self._unread_ids), "".join(self._unread_text))
+        logprobs = tuple(self._unread_logprobs)
+        delta = Delta(tuple(self._unread_ids), "".join(self._unread_text), logprobs, self._index, self._prompt)
+        self._prompt = None
         self._unread_ids.clear()
         self._unread_text.clear()
+        self._unread_logprobs.clear()
         return delta
 
     def _append(self, token: int) -> None:
@@ -85,5 +123,7 @@ class Answer:
             self._unread_text.append(rest)
 
     def _say(self, text: str) -> None:
-        if text := self._matcher.push(text):
+        if len(self.generated) > self._rules.min_new_tokens:
+            text = self._matcher.push(text)
+        if text:
             self._unread_text.append(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import zip_longest
 
 from router.answer import Answer
 from router.assembly import TokenAssembler
@@ -12,7 +13,7 @@ from router.worker import WorkerHandle
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.errors import HandoffError
-from tandem.request import FinishReason, Request, Timings
+from tandem.request import FinishReason, Request, Timings, TokenLogprobs
 
 __all__ = ["Attempt", "AttemptEnded"]
 
@@ -59,7 +60,7 @@ class Attempt:
         self._answer = answer
         self._clock = clock
         self._config = config
-        self._assembler = TokenAssembler(len(request.generated))
+        self._assembler: TokenAssembler[tuple[int, TokenLogprobs | None]] = TokenAssembler(len(request.generated))
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._ended_by_worker = False
 
@@ -119,7 +120,9 @@ class Attempt:
                 self.first_token_seen = True
                 timings.prefill_started = timings.prefill_started or now - event.prefill_s
                 self.cached_tokens = min(event.cached_tokens, len(self._request.prompt))
-                self._deliver(Tokens(event.index, (event.token,), event.finish_reason))
+                self._answer.tell_prompt(event.prompt_logprobs)
+                told = (event.logprobs,) if event.logprobs else ()
+                self._deliver(Tokens(event.index, (event.token,), event.finish_reason, told))
                 timings.first_token = timings.first_token or now
             case Standing():
                 if not event.known and not self.first_token_seen:
@@ -143,7 +146,8 @@ class Attempt:
         timings.decode_started = timings.decode_started or now
 
     def _deliver(self, event: Tokens) -> None:
-        tokens = self._assembler.add(event.index, event.tokens, event.finish_reason)
+        drawn = list(zip_longest(event.tokens, event.logprobs[: len(event.tokens)]))
+        tokens = self._assembler.add(event.index, drawn, event.finish_reason)
         self._ended_by_worker = self._ended_by_worker or self._assembler.finish_reason is not None
         self._answer.accept(tokens, self._assembler.finish_reason)
 

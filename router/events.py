@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.request import FinishReason
+from tandem.request import FinishReason, TokenLogprobs
 
 __all__ = ["AttemptEvent", "AttemptKey", "Failed", "FirstToken", "PrefillStarted", "Ready", "Standing", "Tokens"]
 
@@ -20,12 +20,15 @@ class PrefillStarted:
 @dataclass(frozen=True, slots=True)
 class FirstToken:
     """index: of `token` in the answer. finish_reason: set when the token ends the answer, and no hand-off happens.
-    cached_tokens: leading prompt tokens that were not computed again."""
+    cached_tokens: leading prompt tokens that were not computed again.
+    logprobs, prompt_logprobs: when the request asks; those of the prompt are told by an attempt that resumes nothing only."""
 
     index: int
     token: int
     finish_reason: FinishReason | None = None
     prefill_s: float = 0.0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
 
 
@@ -45,11 +48,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """index: of the first of `tokens` in the answer."""
+    """index: of the first of `tokens` in the answer. logprobs: of each of them, or none."""
 
     index: int
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillS
 from router.model import ModelInfo
 from router.state import WorkerTable
 from router.worker import DECODE, PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
-from tandem.request import Request
+from tandem.request import Request, TokenLogprobs
 
 __all__ = ["FakeCluster", "FakeWorkerHandle", "Script", "count_up"]
 
@@ -153,7 +154,9 @@ class FakeCluster:
         index = len(request.generated)
         token = script.answer(request, index)
         reason = request.stop.finish_reason(index + 1, token)
-        prefill.emit(key, FirstToken(index, token, reason, script.prefill_s))
+        told = _told(token, request.output.logprobs)
+        of_prompt = () if index else _told_prompt(request)
+        prefill.emit(key, FirstToken(index, token, reason, script.prefill_s, told[0] if told else None, of_prompt))
         if reason is not None:
             return
         if script.handoff_failures:
@@ -171,6 +174,18 @@ class FakeCluster:
             token = self.script.answer(request, index)
             reason = request.stop.finish_reason(index + 1, token)
             self._sent[decode.info.id] += 1
-            decode.emit(key, Tokens(index, (token,), reason))
+            decode.emit(key, Tokens(index, (token,), reason, _told(token, request.output.logprobs)))
             if reason is not None:
                 return
+
+
+def _told(token: int, wanted: int | None) -> tuple[TokenLogprobs, ...]:
+    """Each token has half of what is left: of the likeliest -ln 2, of the next -2 ln 2, …"""
+    if wanted is None:
+        return ()
+    top = tuple((token + place, -math.log(2) * (place + 1)) for place in range(wanted))
+    return (TokenLogprobs(-math.log(2), top),)
+
+
+def _told_prompt(request: Request) -> tuple[TokenLogprobs, ...]:
+    return tuple(entry for token in request.prompt[1:] for entry in _told(token, request.output.prompt_logprobs))

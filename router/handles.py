@@ -18,7 +18,7 @@ from tandem.rpc import create_internal_channel
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
-from tandem.wire import request_to_wire
+from tandem.wire import logprobs_from_wire, request_to_wire
 
 __all__ = ["GrpcWorkerHandle", "events_of", "load_of"]
 
@@ -167,7 +167,8 @@ def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, Att
         for ready in message.ready:
             yield (ready.request_id, ready.attempt), Ready(ready.handoff_exposed_seconds)
         for some in message.tokens:
-            yield (some.request_id, some.attempt), Tokens(some.index, tuple(some.tokens), _reason(some.finish_reason))
+            told = tuple(map(logprobs_from_wire, some.logprobs))
+            yield (some.request_id, some.attempt), Tokens(some.index, tuple(some.tokens), _reason(some.finish_reason), told)
     for failed in message.failed:
         yield (failed.request_id, failed.attempt), Failed(worker_id, failed.kind, failed.reason, failed.retryable)
     if isinstance(message, pb.PrefillEvents):  # last: what a task did before it was asked for comes first
@@ -181,6 +182,8 @@ def _first_token(first: pb.FirstToken) -> FirstToken:
         token=first.token,
         finish_reason=_reason(first.finish_reason),
         prefill_s=first.prefill_seconds,
+        logprobs=logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None,
+        prompt_logprobs=tuple(map(logprobs_from_wire, first.prompt_logprobs)),
         cached_tokens=first.cached_tokens,
     )
 

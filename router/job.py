@@ -16,7 +16,9 @@ __all__ = ["Job", "Outcome"]
 
 @dataclass(slots=True)
 class Job:
-    """Who sets what: the front door message and request_id (the client's); validate request and answer; admit ticket;
+    """One of the answers to a prompt. index: which; the first one also stands for the request until it is validated.
+
+    Who sets what: the front door message and request_id (the client's); validate request and answer; admit ticket;
     place number (of the attempt); attempts the moments in timings; whoever ends it the last phase."""
 
     message: pb.GenerateRequest
@@ -28,6 +30,7 @@ class Job:
     answer: Answer = field(init=False)
     ticket: Ticket = field(init=False)
     number: int = 0
+    index: int = 0
 
     @property
     def key(self) -> AttemptKey:
@@ -36,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a served request ended. decode_worker: empty when the first token ended the answer. timings holds moments."""
+    """How an answer ended. decode_worker: empty when the first token ended the answer. timings holds moments."""
 
     request_id: str
     finish_reason: FinishReason
@@ -48,3 +51,4 @@ class Outcome:
     timings: Timings
     handoff_exposed_s: float
     cached_tokens: int = 0
+    index: int = 0

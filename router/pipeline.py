@@ -19,11 +19,12 @@ from router.answer import Answer, Delta
 from router.attempt import Attempt, AttemptEnded
 from router.events import Failed
 from router.job import Job, Outcome
+from router.merge import merge
 from router.model import ServedModel
 from router.placement import Need
 from router.retry import Retries
 from router.state import WorkerTable
-from router.validation import validate
+from router.validation import ValidRequest, validate
 from tandem.cache.names import Prefix
 from tandem.clock import Clock
 from tandem.config import RouterConfig
@@ -66,7 +67,8 @@ class Pipeline:
     async def generate(
         self, message: pb.GenerateRequest, request_id: str, deadline_s: float | None = None
     ) -> AsyncGenerator[Delta | Outcome, None]:
-        """Deltas as they come, then one outcome. Closing the generator, or cancelling its reader, frees the workers at once.
+        """Deltas as they come, then one outcome; of each of the n answers, told apart by their index. Closing the generator, or
+        cancelling its reader, frees the workers at once.
 
         deadline_s: seconds from now.
 
@@ -74,23 +76,46 @@ class Pipeline:
             RequestError: see `tandem.errors`. TimeoutError: the deadline passed.
         """
         until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        retries = Retries(self._config.max_attempts, self._config.queue_wait_s, self._queue.retry_after_s)
-        job = Job(message, request_id, Timings(received=self._clock.now()), retries)
-        self._jobs[id(job)] = job
+        jobs = [self._open(message, request_id)]
         try:
             async with asyncio.timeout_at(until):
-                await self._validate(job)
+                model, valid = await self._validate(jobs[0])
+            jobs += [self._open(message, request_id) for _ in range(1, valid.num_answers)]
+            for index, job in enumerate(jobs):
+                self._prepare(job, model, valid, index)
+            async with contextlib.aclosing(merge([self._answer(job, until) for job in jobs])) as answers:
+                async for item in answers:
+                    yield item
+        except BaseException as error:
+            for job in jobs:
+                self._close(job, error)
+            raise
+
+    async def _answer(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
+        try:
             async with contextlib.aclosing(self._stream(job, until)) as stream:
                 async for item in stream:
                     yield item
+            self._close(job)
         except BaseException as error:
+            self._close(job, error)
+            raise
+
+    def _open(self, message: pb.GenerateRequest, request_id: str) -> Job:
+        retries = Retries(self._config.max_attempts, self._config.queue_wait_s, self._queue.retry_after_s)
+        job = Job(message, request_id, Timings(received=self._clock.now()), retries)
+        self._jobs[id(job)] = job
+        return job
+
+    def _close(self, job: Job, error: BaseException | None = None) -> None:
+        """Once it has ended, in whatever way. Twice is once."""
+        if self._jobs.pop(id(job), None) is None:
+            return
+        if error is not None:
             gone = isinstance(error, asyncio.CancelledError | GeneratorExit)
             job.phase = Phase.CANCELLED if gone else Phase.FAILED
-            raise
-        finally:
-            del self._jobs[id(job)]
-            job.timings.finished = job.timings.finished or self._clock.now()
-            self._observe(job)
+        job.timings.finished = job.timings.finished or self._clock.now()
+        self._observe(job)
 
     async def _stream(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
         """Serving goes on in a task of its own, so that a client that does not read delays nobody but itself."""
@@ -128,17 +153,20 @@ class Pipeline:
 
     # ---- the steps ----
 
-    async def _validate(self, job: Job) -> None:
+    async def _validate(self, job: Job) -> tuple[ServedModel, ValidRequest]:
         model = self._model()
         if model is None:
             raise Unavailable("no worker has reported its model yet; try again once the cluster is ready")
+        default = self._config.max_new_tokens_default
+        check = partial(validate, job.message, job.request_id, model, default, draw_seed=partial(secrets.randbits, 64))
+        return model, await asyncio.to_thread(check) if _num_chars(job.message) > _INLINE_CHARS else check()
+
+    def _prepare(self, job: Job, model: ServedModel, valid: ValidRequest, index: int) -> None:
+        job.index = index
         # Ids of clients may repeat; between processes they may not.
         wire_id = f"{job.request_id}.{secrets.token_hex(4)}"
-        default = self._config.max_new_tokens_default
-        check = partial(validate, job.message, wire_id, model, default, draw_seed=partial(secrets.randbits, 64))
-        valid = await asyncio.to_thread(check) if _num_chars(job.message) > _INLINE_CHARS else check()
-        job.request = valid.request
-        job.answer = Answer(model.tokenizer.detokenizer(), valid.stop_strings, valid.request.stop)
+        job.request = dataclasses.replace(valid.answer_request(index), request_id=wire_id)
+        job.answer = Answer(model.tokenizer.detokenizer(), valid.stop_strings, valid.request.stop, index, valid.prompt)
 
     def _admit(self, job: Job, until: float | None) -> None:
         job.ticket = self._queue.admit(job.request.service_class, len(job.request.tokens), until)
@@ -157,6 +185,12 @@ class Pipeline:
             gone = placed.prefill_id if prefill is None else placed.decode_id
             raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
         return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config)
+
+    def _prefix(self, request: Request) -> Prefix | None:
+        model = self._model()
+        if model is None or self._table.prefixes.is_empty:
+            return None
+        return Prefix.of(model.info.fingerprint, model.info.block_size_tokens, request.tokens)
 
     async def _prefill(self, job: Job, attempt: Attempt) -> None:
         job.phase = Phase.PREFILLING
@@ -184,14 +218,10 @@ class Pipeline:
             attempts=job.number,
             timings=job.timings,
             handoff_exposed_s=attempt.handoff_exposed_s,
+            cached_tokens=attempt.cached_tokens,
+            index=job.index,
         )
 
-
-    def _prefix(self, request: Request) -> Prefix | None:
-        model = self._model()
-        if model is None or self._table.prefixes.is_empty:
-            return None
-        return Prefix.of(model.info.fingerprint, model.info.block_size_tokens, request.tokens)
 
 def _num_chars(message: pb.GenerateRequest) -> int:
     return len(message.text) + sum(len(part.content) for part in message.chat.messages)

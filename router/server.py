@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -14,7 +16,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from router.answer import Delta
+from router.answer import Delta, Prompt
 from router.fleet import Fleet
 from router.job import Outcome
 from router.pipeline import Pipeline
@@ -22,6 +24,7 @@ from router.state import WorkerTable
 from router.status import status_of
 from router.validation import validate_request_id
 from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unavailable
+from tandem.request import TokenLogprobs
 from tandem.rpc import create_server
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import operations_pb2 as operations
@@ -97,8 +100,10 @@ class InferenceService:
         stream = self._pipeline.generate(request, request_id, context.time_remaining())
         async with contextlib.aclosing(stream):
             async for item in stream:
-                message = _delta(item) if isinstance(item, Delta) else pb.GenerateResponse(finished=_finished(item))
-                await context.write(message)
+                await context.write(_response(item, self._token_bytes))
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        return self._fleet.model.tokenizer.token_bytes(token_id) if self._fleet.model else b""
 
 
 class OperationsService(operations_grpc.OperationsServicer):
@@ -197,8 +202,27 @@ def _retry_after(error: BaseException) -> tuple[tuple[str, str], ...]:
     return ((RETRY_AFTER_HEADER, str(round(error.retry_after_s * 1000))),) if isinstance(error, Overloaded) else ()
 
 
-def _delta(delta: Delta) -> pb.GenerateResponse:
-    return pb.GenerateResponse(token_ids=delta.token_ids, text=delta.text)
+def _response(item: Delta | Outcome, token_bytes: Callable[[int], bytes]) -> pb.GenerateResponse:
+    if isinstance(item, Outcome):
+        return pb.GenerateResponse(finished=_finished(item), index=item.index)
+    response = pb.GenerateResponse(token_ids=item.token_ids, text=item.text, index=item.index)
+    if item.logprobs:
+        response.logprobs.extend(map(partial(_logprobs, token_bytes), item.token_ids, item.logprobs))
+    if item.prompt is not None:
+        response.prompt.CopyFrom(_prompt(item.prompt, token_bytes))
+    return response
+
+
+def _prompt(prompt: Prompt, token_bytes: Callable[[int], bytes]) -> pb.Prompt:
+    told = map(partial(_logprobs, token_bytes), prompt.token_ids[1:], prompt.logprobs)
+    return pb.Prompt(token_ids=prompt.token_ids, text=prompt.text, logprobs=told)
+
+
+def _logprobs(token_bytes: Callable[[int], bytes], token_id: int, entry: TokenLogprobs) -> pb.TokenLogprobs:
+    def one(token_id: int, logprob: float) -> pb.TokenLogprob:
+        return pb.TokenLogprob(token_id=token_id, logprob=logprob, text=token_bytes(token_id))
+
+    return pb.TokenLogprobs(token=one(token_id, entry.logprob), top=[one(*pair) for pair in entry.top])
 
 
 def _finished(outcome: Outcome) -> pb.Finished:

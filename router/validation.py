@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from router.answer import Prompt
 from router.model import ServedModel
 from tandem.errors import InvalidRequest
-from tandem.request import Request, SamplingParams, ServiceClass, StopRules
+from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["ROLES", "ValidRequest", "validate", "validate_request_id"]
@@ -18,7 +18,15 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+MAX_ANSWERS = 16
 MAX_REQUEST_ID_CHARS = 128
+
+# Odd, so that no two answers share a seed.
+_SEED_STEP = 0xD1342543DE82EF95
 
 _CLASSES = {
     pb.SERVICE_CLASS_UNSPECIFIED: ServiceClass.INTERACTIVE,
@@ -29,10 +37,19 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """stop_strings stay with the router, since only it has text."""
+    """stop_strings stay with the router, since only it has text. num_answers: to the same prompt. prompt: what the client wants
+    back of it."""
 
     request: Request
     stop_strings: tuple[str, ...]
+    num_answers: int = 1
+    prompt: Prompt | None = None
+
+    def answer_request(self, index: int) -> Request:
+        """Of the answer with this index. Each has a seed of its own, the first one the client's."""
+        sampling = self.request.sampling
+        seed = (sampling.seed + index * _SEED_STEP) % 2**64
+        return replace(self.request, sampling=replace(sampling, seed=seed))
 
 
 def validate(
@@ -50,7 +67,10 @@ def validate(
         raise InvalidRequest("model", f"{message.model!r} is not served here; this is {model.info.name!r}")
     if message.service_class not in _CLASSES:
         raise InvalidRequest("service_class", f"{message.service_class} is unknown")
-    sampling = _sampling(message.sampling, draw_seed)
+    sampling = _sampling(message.sampling, model.info.vocab_size, draw_seed)
+    output = OutputOptions(_alternatives(message, "logprobs"), _alternatives(message, "prompt_logprobs"))
+    num_answers = message.n if message.HasField("n") else 1
+    _require(1 <= num_answers <= MAX_ANSWERS, "n", f"must be from 1 to {MAX_ANSWERS}, not {num_answers}")
     stop_strings = _stop_strings(message)
     stop_token_ids = _stop_token_ids(message, model)
     prompt = _prompt(message, model)
@@ -60,10 +80,11 @@ def validate(
         request_id=request_id,
         prompt=prompt,
         sampling=sampling,
-        stop=StopRules(max_new_tokens, stop_token_ids),
+        stop=StopRules(max_new_tokens, stop_token_ids, _min_new_tokens(message, max_new_tokens)),
         service_class=_CLASSES[message.service_class],
+        output=output,
     )
-    return ValidRequest(request, stop_strings)
+    return ValidRequest(request, stop_strings, num_answers, _prompt_back(message, prompt, model))
 
 
 def validate_request_id(request_id: str) -> str:
@@ -76,15 +97,56 @@ def validate_request_id(request_id: str) -> str:
     return request_id
 
 
-def _sampling(sampling: pb.Sampling, draw_seed: Callable[[], int]) -> SamplingParams:
-    temperature, top_p, top_k = sampling.temperature, sampling.top_p if sampling.HasField("top_p") else 1.0, sampling.top_k
-    if not math.isfinite(temperature) or not 0 <= temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest("sampling.temperature", f"must be from 0 to {MAX_TEMPERATURE:g}, not {temperature:g}")
-    if not 0 < top_p <= 1:  # false for NaN too
-        raise InvalidRequest("sampling.top_p", f"must be above 0 and at most 1, not {top_p:g}")
-    if top_k < 0:
-        raise InvalidRequest("sampling.top_k", f"must be 0 (all) or more, not {top_k}")
-    return SamplingParams(temperature, top_p, top_k, sampling.seed if sampling.HasField("seed") else draw_seed())
+def _sampling(sampling: pb.Sampling, vocab_size: int, draw_seed: Callable[[], int]) -> SamplingParams:
+    def within(name: str, default: float, low: float, high: float) -> float:
+        value: float = getattr(sampling, name) if sampling.HasField(name) else default  # type: ignore[arg-type]
+        # Written so that NaN fails too.
+        _require(low <= value <= high, f"sampling.{name}", f"must be from {low:g} to {high:g}, not {value:g}")
+        return value
+
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    _require(0 < top_p <= 1, "sampling.top_p", f"must be above 0 and at most 1, not {top_p:g}")
+    _require(sampling.top_k >= 0, "sampling.top_k", f"must be 0 (all) or more, not {sampling.top_k}")
+    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+    _require(
+        0 < repetition <= MAX_REPETITION_PENALTY,
+        "sampling.repetition_penalty",
+        f"must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not {repetition:g}",
+    )
+    return SamplingParams(
+        temperature=within("temperature", 0.0, 0, MAX_TEMPERATURE),
+        top_p=top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed if sampling.HasField("seed") else draw_seed(),
+        min_p=within("min_p", 0.0, 0, 1),
+        presence_penalty=within("presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=within("frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
+        repetition_penalty=repetition,
+        logit_bias=_logit_bias(sampling, vocab_size),
+    )
+
+
+def _logit_bias(sampling: pb.Sampling, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    name, biases = "sampling.logit_bias", sampling.logit_bias
+    _require(len(biases) <= MAX_BIASES, name, f"at most {MAX_BIASES} are allowed, not {len(biases)}")
+    _check_ids(name, biases, vocab_size)
+    for bias in biases.values():
+        _require(-MAX_BIAS <= bias <= MAX_BIAS, name, f"must be from {-MAX_BIAS:g} to {MAX_BIAS:g}, not {bias:g}")
+    return tuple(sorted(biases.items()))
+
+
+def _alternatives(message: pb.GenerateRequest, name: str) -> int | None:
+    if not message.HasField(name):  # type: ignore[arg-type]
+        return None
+    count: int = getattr(message, name)
+    _require(0 <= count <= MAX_ALTERNATIVES, name, f"must be from 0 to {MAX_ALTERNATIVES}, not {count}")
+    return count
+
+
+def _prompt_back(message: pb.GenerateRequest, prompt: tuple[int, ...], model: ServedModel) -> Prompt | None:
+    if not message.echo:
+        return Prompt(prompt, "") if message.HasField("prompt_logprobs") else None
+    return Prompt(prompt, message.text if message.WhichOneof("prompt") == "text" else model.tokenizer.decode(prompt))
 
 
 def _stop_strings(message: pb.GenerateRequest) -> tuple[str, ...]:
@@ -150,7 +212,19 @@ def _max_new_tokens(message: pb.GenerateRequest, num_prompt: int, limit: int, de
     return wanted
 
 
+def _min_new_tokens(message: pb.GenerateRequest, max_new_tokens: int) -> int:
+    wanted = message.min_new_tokens
+    _require(wanted >= 0, "min_new_tokens", f"must be 0 or more, not {wanted}")
+    _require(wanted <= max_new_tokens, "min_new_tokens", f"{wanted} is more than max_new_tokens, which is {max_new_tokens}")
+    return wanted
+
+
 def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(field, f"token id {token_id} is outside 0 … {vocab_size - 1}")
+
+
+def _require(condition: bool, field: str, reason: str) -> None:
+    if not condition:
+        raise InvalidRequest(field, reason)

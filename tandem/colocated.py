@@ -16,7 +16,7 @@ from tandem.config import CacheConfig
 from tandem.model.batch import ForwardBatch, SequenceChunk
 from tandem.model.load import LoadedModel
 from tandem.request import Request
-from tandem.sampling import Draw, sample
+from tandem.sampling import SequenceSampler, sample
 
 __all__ = ["ColocatedEngine"]
 
@@ -29,6 +29,7 @@ class _Sequence:
     request: Request
     block_ids: list[int]
     slot: int
+    sampler: SequenceSampler
     absorbed: int = 0
     answer: list[int] = field(default_factory=list)
 
@@ -106,7 +107,8 @@ class _Run:
         count = self._memory.specs.blocks_for(request.max_total_tokens)
         if len(self._running) >= self._max_batch or not (self._blocks.can_allocate(count) and self._slots.can_allocate(1)):
             return None
-        sequence = _Sequence(index, request, self._blocks.allocate(count), self._slots.allocate(1)[0])
+        memory = self._blocks.allocate(count), self._slots.allocate(1)[0]
+        sequence = _Sequence(index, request, *memory, SequenceSampler(request))
         self._running.append(sequence)
         return sequence
 
@@ -124,9 +126,10 @@ class _Run:
         if not ready:
             return
         logits_RV = self._model.logits(hidden_TD[[batch.cu_seqlens[i + 1] - 1 for i in ready]])
-        draws = [Draw(sequences[i].request.sampling, sequences[i].absorbed) for i in ready]
+        draws = [sequences[i].sampler.draw() for i in ready]
         for i, token in zip(ready, sample(logits_RV, draws), strict=True):
             sequences[i].answer.append(token)
+            sequences[i].sampler.append(token)
 
     def _settle(self, sequences: list[_Sequence], answers: list[list[int]]) -> None:
         for sequence in sequences:

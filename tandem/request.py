@@ -12,7 +12,22 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["FinishReason", "Phase", "Request", "SamplingParams", "ServiceClass", "StopRules", "Timings"]
+__all__ = [
+    "MAX_ALTERNATIVES",
+    "FinishReason",
+    "OutputOptions",
+    "Phase",
+    "Request",
+    "SamplingParams",
+    "ServiceClass",
+    "StopRules",
+    "Timings",
+    "TokenLogprobs",
+]
+
+
+# Likeliest tokens that can be told beside one.
+MAX_ALTERNATIVES = 20
 
 
 class Phase(enum.Enum):
@@ -50,16 +65,54 @@ class ServiceClass(enum.Enum):
 class SamplingParams:
     """How the next token is drawn. Randomness is a function of (seed, position): no generator state exists.
 
+    In order: repetition, presence and frequency penalties, logit_bias, temperature, top_k, top_p, min_p.
+
     temperature: 0 is greedy; else logits are divided by it. Range 0 … 100.
     top_p: keep the smallest set of tokens whose probability reaches it. Range (0, 1]; 1 keeps all.
     top_k: keep the k likeliest tokens; 0 keeps all.
     seed: 64 bits; the router draws one when the client gives none, so that a retried request repeats itself.
+    min_p: drop tokens less likely than this share of the likeliest one. Range 0 … 1; 0 keeps all.
+    presence_penalty: taken from the logit of every token that the answer has. Range -2 … 2.
+    frequency_penalty: the same, times how often the answer has it. Range -2 … 2.
+    repetition_penalty: logits of tokens that prompt or answer have are divided by it when positive, else multiplied
+    (Keskar et al., "CTRL", 2019, as transformers has it). Range above 0 … 10; 1 changes nothing.
+    logit_bias: (token id, added to its logit), each id once. Range -100 … 100.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalty(self) -> bool:
+        """The next token depends on which tokens came before, beyond the model's own view of them."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is told beside the tokens. None: nothing is; else how many of the likeliest alternatives, 0 … 20.
+
+    logprobs: of every token of the answer. prompt_logprobs: of every token of the prompt but the first, which nothing
+    precedes. Both are the model's own, before penalties, bias, temperature and cuts.
+    """
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms. logprob: of the token itself. top: (token id, logprob) of the likeliest, in falling order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +121,12 @@ class StopRules:
 
     max_new_tokens: at least 1, counted over the whole answer, the first token included.
     stop_token_ids: the model's end tokens and the client's own, merged by the router; empty means only length ends it.
+    min_new_tokens: before so many tokens no stop token is drawn. At most max_new_tokens.
     """
 
     max_new_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
+    min_new_tokens: int = 0
 
     def finish_reason(self, num_generated: int, last_token: int) -> FinishReason | None:
         """What ends a sequence of `num_generated` tokens whose newest is `last_token`; None: go on."""
@@ -96,6 +151,7 @@ class Request:
     stop: StopRules
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     generated: tuple[int, ...] = ()
+    output: OutputOptions = OutputOptions()
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -11,19 +11,48 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.request import SamplingParams
+from tandem.adjust import Adjustment, TokenHistory, adjust
+from tandem.request import Request, SamplingParams
 
-__all__ = ["Draw", "sample", "uniform"]
+__all__ = ["Draw", "SequenceSampler", "sample", "uniform"]
 
 _MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One row of a batch: how to sample, and the absolute position of the token to be drawn (prompt included)."""
+    """One row of a batch: how to sample, and the absolute position of the token to be drawn (prompt included).
+    adjustment: of its logits; None: they are taken as they are."""
 
     params: SamplingParams
     position: int
+    adjustment: Adjustment | None = None
+
+
+class SequenceSampler:
+    """What the draws of one sequence depend on beside the logits: a function of its request and the tokens so far.
+
+    `draw` is for the next token, `append` tells which one it became.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._num_generated = len(request.generated)
+        self._history = TokenHistory(request) if request.sampling.has_penalty else None
+
+    def draw(self) -> Draw:
+        request = self._request
+        position = len(request.prompt) + self._num_generated
+        too_early = self._num_generated < request.stop.min_new_tokens
+        if self._history is None and not too_early and not request.sampling.logit_bias:
+            return Draw(request.sampling, position)
+        forbidden = sorted(request.stop.stop_token_ids) if too_early else ()
+        return Draw(request.sampling, position, Adjustment(request.sampling, self._history, forbidden))
+
+    def append(self, token: int) -> None:
+        self._num_generated += 1
+        if self._history is not None:
+            self._history.append(token)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -35,12 +64,14 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Token ids, one per row of `logits_BV` (fp32 `[B, V]`, finite).
+    """Token ids, one per row of `logits_BV` (fp32 `[B, V]`, finite; not changed).
 
-    Greedy rows take the largest logit, the lowest id among equals. Other rows are divided by temperature, cut to top_k
-    and then to top_p over the renormalised rest, and drawn by inverse CDF in order of falling probability.
+    Logits are adjusted first (see `tandem.adjust`). Greedy rows take the largest, the lowest id among equals. Other rows are
+    divided by temperature, cut to top_k, then to top_p over the renormalised rest, then to min_p, and drawn by inverse CDF in
+    order of falling probability.
     """
     assert logits_BV.shape[0] == len(draws)
+    logits_BV = adjust(logits_BV, [(row, draw.adjustment) for row, draw in enumerate(draws) if draw.adjustment is not None])
     tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
     rows = [i for i, draw in enumerate(draws) if draw.params.temperature > 0]
     if rows:
@@ -56,6 +87,7 @@ def _sample_rows(logits_RV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
     temperature_R1 = column([d.params.temperature for d in draws], torch.float64)
     top_p_R1 = column([d.params.top_p for d in draws], torch.float64)
+    min_p_R1 = column([d.params.min_p for d in draws], torch.float64)
     vocab = logits_RV.shape[1]
     top_k_R1 = column([min(d.params.top_k or vocab, vocab) for d in draws], torch.int64)
     uniform_R1 = column([uniform(d.params.seed, d.position) for d in draws], torch.float64)
@@ -67,7 +99,8 @@ def _sample_rows(logits_RV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     probs_RV = probs_RV.masked_fill(rank_V >= top_k_R1, 0.0)
     probs_RV = probs_RV / probs_RV.sum(dim=-1, keepdim=True)
     before_RV = probs_RV.cumsum(dim=-1) - probs_RV
-    probs_RV = probs_RV.masked_fill((before_RV >= top_p_R1) & (rank_V > 0), 0.0)
+    cut_RV = (before_RV >= top_p_R1) | (probs_RV < min_p_R1 * probs_RV[:, :1])
+    probs_RV = probs_RV.masked_fill(cut_RV & (rank_V > 0), 0.0)
 
     cdf_RV = probs_RV.cumsum(dim=-1)
     index_R1 = torch.searchsorted(cdf_RV, uniform_R1 * cdf_RV[:, -1:], right=True)

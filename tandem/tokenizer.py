@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.detokenizer import IncrementalDetokenizer, PieceDecoder, piece_decoder
+from tandem.detokenizer import BytePieces, IncrementalDetokenizer, PieceDecoder, piece_decoder
 from tandem.errors import CheckpointError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer; special tokens and ids that nobody knows have none."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, which may be part of a character only. A special token shows its own name."""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        if isinstance(self._decoder, BytePieces):
+            pieces = self._decoder.pieces
+            if token_id < len(pieces) and pieces[token_id]:
+                return pieces[token_id]
+        return str(self._backend.decode([token_id], skip_special_tokens=False)).encode()
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """For one answer."""

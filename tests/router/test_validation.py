@@ -53,6 +53,21 @@ REFUSED = {
     "top_p above one": (sampled(top_p=1.01), r"sampling\.top_p"),
     "top_p NaN": (sampled(top_p=math.nan), r"sampling\.top_p"),
     "top_k negative": (sampled(top_k=-1), r"sampling\.top_k"),
+    "min_p above one": (sampled(min_p=1.01), r"sampling\.min_p"),
+    "min_p NaN": (sampled(min_p=math.nan), r"sampling\.min_p"),
+    "presence_penalty too high": (sampled(presence_penalty=2.1), r"sampling\.presence_penalty"),
+    "frequency_penalty NaN": (sampled(frequency_penalty=math.nan), r"sampling\.frequency_penalty"),
+    "repetition_penalty zero": (sampled(repetition_penalty=0), r"sampling\.repetition_penalty"),
+    "repetition_penalty too high": (sampled(repetition_penalty=11), r"sampling\.repetition_penalty"),
+    "bias of no token": (prompt(sampling=pb.Sampling(logit_bias={256: 1.0})), r"sampling\.logit_bias"),
+    "bias too high": (prompt(sampling=pb.Sampling(logit_bias={1: 101.0})), r"sampling\.logit_bias"),
+    "bias NaN": (prompt(sampling=pb.Sampling(logit_bias={1: math.nan})), r"sampling\.logit_bias"),
+    "no answers": (prompt(n=0), "n"),
+    "too many answers": (prompt(n=17), "n"),
+    "too many alternatives": (prompt(logprobs=21), "logprobs"),
+    "negative alternatives": (prompt(prompt_logprobs=-1), "prompt_logprobs"),
+    "negative least length": (prompt(min_new_tokens=-1), "min_new_tokens"),
+    "least length above the longest": (prompt(min_new_tokens=5, max_new_tokens=4), "min_new_tokens"),
     "unknown model": (prompt(model="other"), "model"),
     "unknown class": (prompt(service_class=9), "service_class"),
     "too many stops": (prompt(stop=["x"] * 17), "stop"),
@@ -108,6 +123,13 @@ def test_end_tokens_that_the_model_cannot_say_are_dropped() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.eos_ids = frozenset({EOS, 9_999})  # type: ignore[misc]
     assert check(prompt(), ServedModel(MODEL, tokenizer)).stop.stop_token_ids == {EOS}
+
+
+def test_each_answer_has_its_own_seed_and_the_first_the_clients() -> None:
+    valid = validate(prompt(n=16, sampling=pb.Sampling(seed=2**64 - 1)), "r", SERVED, 128, draw_seed=lambda: 77)
+    seeds = [valid.answer_request(index).sampling.seed for index in range(valid.num_answers)]
+    assert seeds[0] == 2**64 - 1
+    assert len(set(seeds)) == 16
 
 
 def test_batch_is_batch() -> None:

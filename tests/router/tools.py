@@ -35,6 +35,12 @@ class ByteTokenizer:
             raise InvalidRequest("chat", "no tools")
         return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(BytePieces([b"", *(bytes([i]) for i in range(1, 256))]))
 
