@@ -21,6 +21,7 @@ def write_folder(model: TrainedModel, tokenizer: Tokenizer, folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
     ids = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": pad}
     _write_json(folder / "config.json", dict(model.config) | ids)

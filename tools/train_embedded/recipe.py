@@ -12,7 +12,7 @@ __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGH
 
 # Documents grow in four stages. Batches hold the same number of tokens at every length.
 CURRICULUM = (
-    Stage(0.08, (64,), (1.0,)),
+    Stage(0.1585, (64,), (1.0,)),
     Stage(0.35, (64, 128, 512), (0.3, 0.6, 0.1)),
     Stage(0.65, (64, 128, 512, 2048), (0.1, 0.35, 0.45, 0.10)),
     Stage(1.0, (64, 128, 512, 2048), (0.1, 0.2, 0.35, 0.35)),

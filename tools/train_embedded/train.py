@@ -54,7 +54,7 @@ class Arguments:
 def _arguments() -> Arguments:
     parser = argparse.ArgumentParser(description="Train the embedded checkpoint.")
     parser.add_argument("--out", type=Path, required=True, help="folder of state.pt, tokenizer.json and log.jsonl")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--tokens-per-batch", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--lr", type=float, default=3e-3)
