@@ -10,10 +10,10 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from controller.launcher import WorkerDied, WorkerHandle, WorkerLauncher
+from controller.launcher import WorkerDied, WorkerLauncher
 from controller.life import Timing, bury, start_bounded, stop_bounded, until_end
 from controller.overview import Overview, PoolOverview, WorkerOverview
 from controller.reconcile import (
@@ -28,6 +28,7 @@ from controller.reconcile import (
     after_failure,
     reconcile,
 )
+from controller.table import Pool, Worker
 from tandem.clock import Clock, MonotonicClock
 from tandem.errors import ConfigError, TandemError
 from tandem.v1 import worker_pb2
@@ -36,30 +37,7 @@ __all__ = ["Controller"]
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """description: known once its start has ended."""
-
-    worker_id: str
-    number: int
-    role: str
-    handle: WorkerHandle
-    state: WorkerState = WorkerState.STARTING
-    progress: tuple[int, int] = (0, 0)
-    description: bytes = b""
-    task: asyncio.Task[None] | None = None
-
-    def note_progress(self, loaded_bytes: int, total_bytes: int) -> None:
-        self.progress = (loaded_bytes, total_bytes)
-
-
-@dataclass(slots=True)
-class _Pool:
-    wanted: int | None
-    offered: int = 0
-    failures: StartFailures = field(default_factory=StartFailures)
-    plan: PoolPlan = field(default_factory=lambda: PoolPlan(0, 0, (), ""))
+_KEPT_INCIDENTS = 20
 
 
 class Controller:
@@ -83,8 +61,10 @@ class Controller:
         self._clock = clock or MonotonicClock()
         self._life = secrets.token_hex(2)
         self._numbers = itertools.count(1)
-        self._pools = {role: _Pool(wishes[role]) for role in ROLES}
-        self._workers: dict[str, _Worker] = {}
+        self._pools = {role: Pool(wishes[role]) for role in ROLES}
+        self._workers: dict[str, Worker] = {}
+        self._incidents: deque[tuple[int, str]] = deque(maxlen=_KEPT_INCIDENTS)
+        self._incident_numbers = itertools.count(1)
         self._pairing = asyncio.Lock()
         self._stepping = asyncio.Lock()
         self._stopping = False
@@ -139,11 +119,11 @@ class Controller:
         except WorkerDied as error:
             self._note_failed_start(role, worker_id, error)
             return
-        worker = _Worker(worker_id, number, role, handle)
+        worker = Worker(worker_id, number, role, handle)
         self._workers[worker_id] = worker
         worker.task = asyncio.create_task(self._live(worker), name=worker_id)
 
-    def _begin_stop(self, worker: _Worker) -> None:
+    def _begin_stop(self, worker: Worker) -> None:
         worker.state = WorkerState.DRAINING
         life = worker.task
         if life is not None:
@@ -152,7 +132,7 @@ class Controller:
 
     # ---- one worker ----
 
-    async def _live(self, worker: _Worker) -> None:
+    async def _live(self, worker: Worker) -> None:
         """A worker from its start to its burial; the loop replaces it."""
         try:
             worker.description = await start_bounded(worker.handle, self._timing, worker.note_progress)
@@ -164,13 +144,13 @@ class Controller:
             self._note_failed_start(worker.role, worker.worker_id, error)
         else:
             reason = await until_end(worker.handle, self._timing)
-            log.warning("%s is lost: %s", worker.worker_id, reason)
+            self._note_incident(f"{worker.worker_id} is lost: {reason}")
         worker.state = WorkerState.LOST
         self._publish()
         self._news.set()
         await self._remove(worker)
 
-    async def _pair_and_publish(self, worker: _Worker) -> None:
+    async def _pair_and_publish(self, worker: Worker) -> None:
         """Connect the newcomer with every ready worker of the other pool, then show it to routers.
 
         Raises:
@@ -192,7 +172,7 @@ class Controller:
         self._publish()
         self._news.set()
 
-    async def _connect(self, prefill: _Worker, decode: _Worker) -> list[tuple[str, str]]:
+    async def _connect(self, prefill: Worker, decode: Worker) -> list[tuple[str, str]]:
         try:
             return await prefill.handle.connect([decode.description])
         except WorkerDied:
@@ -204,15 +184,19 @@ class Controller:
         hopeless = isinstance(error, ConfigError)
         pool.failures = after_failure(pool.failures, reason, self._clock.now(), hopeless=hopeless)
         self._decide(role)
-        log.warning("start of %s failed: %s", worker_id, reason)
+        self._note_incident(f"start of {worker_id} failed: {reason}")
 
-    async def _stop(self, worker: _Worker, life: asyncio.Task[None] | None) -> None:
+    def _note_incident(self, text: str) -> None:
+        log.warning("%s", text)
+        self._incidents.append((next(self._incident_numbers), text))
+
+    async def _stop(self, worker: Worker, life: asyncio.Task[None] | None) -> None:
         if life is not None:
             await asyncio.wait({life})
         await stop_bounded(worker.handle, self._timing)
         await self._remove(worker)
 
-    async def _remove(self, worker: _Worker) -> None:
+    async def _remove(self, worker: Worker) -> None:
         """The process ends for certain, then peers are told: they may reuse memory that it could have written."""
         await bury(worker.handle, self._timing)
         self._workers.pop(worker.worker_id, None)
@@ -221,7 +205,7 @@ class Controller:
         peers = [w for w in self._workers.values() if w.role != worker.role and w.description]
         await asyncio.gather(*(self._disconnect(peer, worker.worker_id) for peer in peers))
 
-    async def _disconnect(self, peer: _Worker, worker_id: str) -> None:
+    async def _disconnect(self, peer: Worker, worker_id: str) -> None:
         try:
             async with asyncio.timeout(self._timing.answer_s):
                 await peer.handle.disconnect(worker_id)
@@ -263,7 +247,7 @@ class Controller:
         }
         workers = (WorkerOverview(w.worker_id, w.role, w.state.value, *w.progress) for w in self._workers.values())
         model = worker_pb2.WorkerDescription.FromString(ready[0].description).model.name if ready else ""
-        return Overview(pools, tuple(workers), model)
+        return Overview(pools, tuple(workers), model, tuple(self._incidents))
 
     async def wait_ready(self, prefill: int, decode: int) -> None:
         """Until so many workers are ready.

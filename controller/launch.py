@@ -45,9 +45,10 @@ _SHUTDOWN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterHandle:
-    """A running controller. address: of its Membership service."""
+    """A running controller. address: of its Membership service. log_folder: where the processes of this node write."""
 
     address: str
+    log_folder: str
     _actor: Any
 
     def overview(self) -> Overview:
@@ -79,10 +80,10 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     """
     joined = ray_address()
     if joined:
-        _join(joined)
+        log_folder = _join(joined)
         worker, host = config.worker, ""
     else:
-        _start_local(config)
+        log_folder = _start_local(config)
         num_cores = len(os.sched_getaffinity(0))
         available_bytes = psutil.virtual_memory().available
         worker = divide(config.worker, config.prefill + config.decode, num_cores, available_bytes)
@@ -91,16 +92,17 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
         if joined:
             _check_offer(config)
             _check_no_other()
-        return _start_controller(replace(config, worker=worker), host)
+        address, actor = _start_controller(replace(config, worker=worker), host)
     except BaseException:
         ray.shutdown()
         raise
+    return ClusterHandle(address, log_folder, actor)
 
 
-def _start_local(config: ClusterConfig) -> None:
-    """Processes that end with this one, on the loopback interface only."""
+def _start_local(config: ClusterConfig) -> str:
+    """Processes that end with this one, on the loopback interface only. Returns the folder of their logs."""
     num_processes = config.prefill + config.decode + 1
-    _init(
+    return _init(
         "the local Ray cluster did not start",
         _node_ip_address="127.0.0.1",
         include_dashboard=False,
@@ -111,9 +113,9 @@ def _start_local(config: ClusterConfig) -> None:
     )
 
 
-def _join(address: str) -> None:
+def _join(address: str) -> str:
     _check_reachable(address)
-    _init(
+    return _init(
         f"cannot join the Ray cluster at {address} (RAY_ADDRESS; if its nodes run with RAY_AUTH_MODE=token, set that and "
         "their token here too)",
         address=address,
@@ -132,13 +134,14 @@ def _check_reachable(address: str) -> None:
         raise TandemError(f"nothing answers at {address} (RAY_ADDRESS): {reason}; unset it to start a cluster here") from error
 
 
-def _init(failure: str, **options: Any) -> None:
+def _init(failure: str, **options: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+            context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise TandemError(f"{failure}: {str(error).splitlines()[0]}") from error
+    return f"{context.address_info['session_dir']}/logs"
 
 
 def _check_offer(config: ClusterConfig) -> None:
@@ -169,7 +172,7 @@ def _check_no_other() -> None:
     )
 
 
-def _start_controller(config: ClusterConfig, host: str) -> ClusterHandle:
+def _start_controller(config: ClusterConfig, host: str) -> tuple[str, Any]:
     wishes = {PREFILL: config.prefill, DECODE: config.decode}
     actor_class: Any = ControllerActor
     actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
@@ -179,4 +182,4 @@ def _start_controller(config: ClusterConfig, host: str) -> ClusterHandle:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
         raise TandemError(f"the controller did not start: {str(error).splitlines()[-1]}") from error
-    return ClusterHandle(address, actor)
+    return address, actor

@@ -30,11 +30,13 @@ class PoolOverview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """pools: by role. model_name: of the workers that are ready; empty while there are none."""
+    """pools: by role. model_name: of the workers that are ready; empty while there are none.
+    incidents: the newest lost workers and failed starts, oldest first, each with a number that only grows."""
 
     pools: dict[str, PoolOverview]
     workers: tuple[WorkerOverview, ...]
     model_name: str
+    incidents: tuple[tuple[int, str], ...] = ()
 
     def is_ready(self) -> bool:
         """Every pool has all the workers that are wanted, and at least one."""

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
 from tandem.cli.errors import EXIT_FAILED, EXIT_OK
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller.launch import ClusterHandle
     from controller.overview import Overview
 
-__all__ = ["ready_line", "run_in_foreground"]
+__all__ = ["pools_line", "ready_line", "run_in_foreground"]
 
 _LOOK_S = 0.2
 _WATCH_S = 1.0
@@ -51,6 +51,19 @@ class _StopRequest:
         if self._asked.is_set():
             os._exit(EXIT_FAILED)
         self._asked.set()
+
+
+class _Incidents:
+    """Each lost worker and failed start is told once, with the place of the logs."""
+
+    def __init__(self, log_folder: str) -> None:
+        self._log_folder = log_folder
+        self._seen = 0
+
+    def new(self, view: Overview) -> list[str]:
+        unseen = [(number, text) for number, text in view.incidents if number > self._seen]
+        self._seen = max([self._seen, *(number for number, _ in unseen)])
+        return [f"{text} (logs: {self._log_folder})" for _, text in unseen]
 
 
 def run_in_foreground(config: ClusterConfig) -> int:
@@ -81,10 +94,11 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
         raise
     stop.install()
     router = RouterProcess(config.router, cluster.address, clock)
+    foreground = _Foreground(config, cluster, router, stop, clock, display, _Incidents(cluster.log_folder))
     try:
-        if line := _start(config, cluster, router, stop, display, clock):
+        if line := foreground.start():
             print(f"{line}, after {clock.now() - begin_s:.1f} s", file=out, flush=True)
-            _watch(cluster, router, stop)
+            foreground.watch()
     finally:
         display.clear()
         router.stop(_ROUTER_GRACE_S)
@@ -92,38 +106,56 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
     return EXIT_OK
 
 
-def _start(
-    config: ClusterConfig,
-    cluster: ClusterHandle,
-    router: RouterProcess,
-    stop: _StopRequest,
-    display: LoadingDisplay,
-    clock: Clock,
-) -> str:
-    """From nothing to the `ready` line, which it returns; empty: a stop was asked for before.
+@dataclass(frozen=True, slots=True)
+class _Foreground:
+    config: ClusterConfig
+    cluster: ClusterHandle
+    router: RouterProcess
+    stop: _StopRequest
+    clock: Clock
+    display: LoadingDisplay
+    incidents: _Incidents
 
-    Raises:
-        TandemError: a pool gave up, or the router does not serve; says why.
-    """
-    router.start()  # it takes a while to begin; membership comes to it when there is some
-    while not (view := cluster.overview()).is_ready():
-        if failure := view.failure():
-            raise TandemError(failure)
-        _tell(display, router.restart_if_ended())
-        display.show(loading_line(view))
-        if stop.wait(_LOOK_S):
-            return ""
-    address, certificates = _address(config), _own_certificates(config)
-    deadline_s = clock.now() + _ROUTER_READY_S
-    while not is_serving(address, certificates):
-        _tell(display, router.restart_if_ended())
-        display.show("workers are ready, the router starts")
-        if clock.now() > deadline_s:
-            raise TandemError(f"the router does not serve at {address} after {_ROUTER_READY_S:.0f} s")
-        if stop.wait(_LOOK_S):
-            return ""
-    display.clear()
-    return ready_line(address, view)
+    def start(self) -> str:
+        """From nothing to the `ready` line, which it returns; empty: a stop was asked for before.
+
+        Raises:
+            TandemError: a pool gave up, or the router does not serve; says why.
+        """
+        self.router.start()  # it takes a while to begin; membership comes to it when there is some
+        while not (view := self.cluster.overview()).is_ready():
+            if failure := view.failure():
+                raise TandemError(failure)
+            self._tell(*self.incidents.new(view), self.router.restart_if_ended())
+            self.display.show(loading_line(view))
+            if self.stop.wait(_LOOK_S):
+                return ""
+        address, certificates = _address(self.config), _own_certificates(self.config)
+        deadline_s = self.clock.now() + _ROUTER_READY_S
+        while not is_serving(address, certificates):
+            self._tell(self.router.restart_if_ended())
+            self.display.show("workers are ready, the router starts")
+            if self.clock.now() > deadline_s:
+                raise TandemError(f"the router does not serve at {address} after {_ROUTER_READY_S:.0f} s")
+            if self.stop.wait(_LOOK_S):
+                return ""
+        self.display.clear()
+        return ready_line(address, view)
+
+    def watch(self) -> None:
+        """Until a stop is asked for: keep the router, tell what went wrong and how the pools are since."""
+        told = pools_line(self.cluster.overview())
+        while not self.stop.wait(_WATCH_S):
+            view = self.cluster.overview()
+            self._tell(self.router.restart_if_ended(), *self.incidents.new(view))
+            if (line := pools_line(view)) != told:
+                self._tell(line)
+                told = line
+
+    def _tell(self, *news: str) -> None:
+        for text in filter(None, news):
+            self.display.clear()
+            print(f"tandem: {text}", file=sys.stderr, flush=True)
 
 
 def ready_line(address: str, view: Overview) -> str:
@@ -131,17 +163,12 @@ def ready_line(address: str, view: Overview) -> str:
     return f"ready at {address}: {view.model_name}, {pools}"
 
 
-def _watch(cluster: ClusterHandle, router: RouterProcess, stop: _StopRequest) -> None:
-    """Until a stop is asked for: keep the router, tell when a pool is not as wanted."""
-    told: dict[str, str] = {}
-    while not stop.wait(_WATCH_S):
-        if news := router.restart_if_ended():
-            _say(news)
-        for role, pool in cluster.overview().pools.items():
-            text = f"{role}: {pool.ready} of {pool.wanted} ready" + (f" ({pool.reason})" if pool.reason else "")
-            if text != told.get(role, text if pool.ready == pool.wanted else ""):
-                _say(text)
-            told[role] = text
+def pools_line(view: Overview) -> str:
+    """Such as `prefill 1 of 1 ready · decode 0 of 1 ready (1 starting)`."""
+    return " · ".join(
+        f"{role} {pool.ready} of {pool.wanted} ready" + (f" ({pool.reason})" if pool.reason else "")
+        for role, pool in view.pools.items()
+    )
 
 
 def _address(config: ClusterConfig) -> str:
@@ -154,13 +181,3 @@ def _own_certificates(config: ClusterConfig) -> Certificates | None:
     """What `up` shows to its own router: the router's certificate, which it also trusts where no authority is given."""
     certificates = Certificates.load(config.router.tls)
     return certificates and replace(certificates, ca=certificates.ca or certificates.cert)
-
-
-def _tell(display: LoadingDisplay, news: str) -> None:
-    if news:
-        display.clear()
-        _say(news)
-
-
-def _say(text: str) -> None:
-    print(f"tandem: {text}", file=sys.stderr, flush=True)

@@ -97,6 +97,18 @@ async def test_a_dead_worker_leaves_membership_at_once_its_peers_are_told_and_it
     assert len(two_and_two.ids()) == 5  # no id was used twice
 
 
+async def test_what_went_wrong_is_kept_for_people_in_order(two_and_two: Cluster) -> None:
+    first, second = two_and_two.launcher.of("decode")
+    first.die("out of memory")
+    await two_and_two.gone(first)
+    second.end_by_itself("its step loop failed")
+    await two_and_two.gone(second)
+    assert two_and_two.controller.overview().incidents == (
+        (1, f"{first.worker_id} is lost: out of memory"),
+        (2, f"{second.worker_id} is lost: its step loop failed"),
+    )
+
+
 async def test_peers_are_told_of_a_death_only_when_the_process_is_gone_for_certain(two_and_two: Cluster) -> None:
     prefill, decode = two_and_two.launcher.of("prefill")[0], two_and_two.launcher.of("decode")[0]
     seen: list[bool] = []
