@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from decode_worker.inbox import CancelSequence, HandOver, RouterGone, Stop
 from decode_worker.loop import DecodeLoop
@@ -17,6 +17,7 @@ from tandem.description import check_same_model, describe
 from tandem.engine import Engine
 from tandem.errors import HandoffError, HandoffRefused, Leaving
 from tandem.mailbox import SessionHub
+from tandem.metrics import POOLS
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.waiting import QUIET_S, wait_until
@@ -38,6 +39,7 @@ class DecodeWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
+        self._hide_metrics: Callable[[], None] = lambda: None
         self.engine = engine
         self.agent = agent
         self._ttl_s = config.decode.lease_ttl_s
@@ -75,6 +77,7 @@ class DecodeWorker:
         self.description = describe(self.worker_id, "decode", address, self.agent.transport, self.engine)
         self._receiver.start()
         self._thread.start()
+        self._hide_metrics = POOLS.add(lambda: [("decode", self.load())])
 
     async def drain(self) -> None:
         """Reserve nothing more; return when every lease has ended. After `drain_s` what is left is handed over: its routers
@@ -87,6 +90,7 @@ class DecodeWorker:
             await wait_until(lambda: not self._leases.all_live(), QUIET_S)
 
     def stop(self) -> None:
+        self._hide_metrics()
         self._loop.inbox.put(Stop())
         self._thread.join(timeout=10)
         self._receiver.stop()

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from prefill_worker.first_token import FirstDraw, draw_first_tokens, note_prompt_logprobs
+from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
     AskTask,
     CancelTask,
@@ -26,6 +27,7 @@ from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
 from tandem.cache.spec import PagedKvSpec
+from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import PrefillConfig
 from tandem.engine import Engine
@@ -79,8 +81,10 @@ class PrefillLoop:
         clock: Clock,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
+        self._holdings = Holdings(clock)
+        self._watch = PoolWatch(self._holdings.history)
         self._engine = engine
-        self._memory = PromptMemory(engine, config)
+        self._memory = PromptMemory(engine, config, self._holdings)
         self._config = config
         self._handoffs = handoffs
         self._reservations = reservations
@@ -123,6 +127,7 @@ class PrefillLoop:
             state_slots_total=self._engine.slots.size,
             step_seconds=self._step_s,
             prefixes=self._memory.index,
+            pool_mismatches=self._watch.num_missing,
         )
 
     # ---- receive ----
@@ -264,6 +269,7 @@ class PrefillLoop:
                 self._begin(task, memory, None, None)
 
     def _begin(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant | None, handoff: Handoff | None) -> None:
+        self._holdings.note(memory, f"lease {grant.lease_id} of {grant.peer_id} granted" if grant else "begun without a lease")
         prompt = RunningPrompt(*(task, memory, grant, handoff), num_computed=memory.num_cached, tokens=task.request.tokens)
         self._running.append(prompt)
         self._push_complete_blocks(prompt)
@@ -367,6 +373,7 @@ class PrefillLoop:
         if prompt.aborting:
             return
         prompt.aborting = True
+        self._holdings.note(prompt.memory, f"aborted ({reason})")
         logger.debug("hand-off of %s aborted: %s", prompt.task.request.request_id, reason)
         prompt.handoff.abort(lambda: self.inbox.put(MemoryQuiet(prompt.task.key)))
 
@@ -384,5 +391,4 @@ class PrefillLoop:
 
     def _check_pools(self) -> None:
         """Invariant: an idle worker holds nothing."""
-        if leaked := self.pool_mismatches():
-            logger.error("idle, but %d blocks or slots are not free: %s", len(leaked), leaked[:20])
+        self._watch.look(self.pool_mismatches())

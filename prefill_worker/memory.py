@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from prefill_worker.holdings import Holdings
 from prefill_worker.prompt import LocalMemory, PrefillTask
 from tandem.cache.checkpoints import CheckpointPolicy
 from tandem.cache.names import Prefix, short
 from tandem.cache.prefix import Hit, PrefixCache
+from tandem.clock import MonotonicClock
 from tandem.config import PrefillConfig
 from tandem.engine import Engine
 from tandem.v1 import worker_pb2 as pb
@@ -24,8 +26,9 @@ class PromptMemory:
     that is not full the next prompt gets a copy.
     """
 
-    def __init__(self, engine: Engine, config: PrefillConfig) -> None:
+    def __init__(self, engine: Engine, config: PrefillConfig, holdings: Holdings | None = None) -> None:
         self._engine = engine
+        self._holdings = holdings or Holdings(MonotonicClock())
         slots = engine.checkpoint_slots
         self._cache = PrefixCache(engine.blocks, slots, engine.block_size_tokens)
         self._policy = CheckpointPolicy(
@@ -62,7 +65,9 @@ class PromptMemory:
         if hit.slot is not None:
             self._engine.memory.copy_slot(hit.slot, slot)
         places = self._policy.places(task.num_tokens, hit.num_tokens, hit.num_kv_tokens, self._engine.block_size_tokens)
-        return LocalMemory(holding, slot, hit.num_tokens, places)
+        memory = LocalMemory(holding, slot, hit.num_tokens, places)
+        self._holdings.took(task.key, memory)
+        return memory
 
     def computed(self, memory: LocalMemory, num_tokens: int) -> None:
         """The caches stand for `num_tokens` positions: share what is final, and keep the state if this is a place for it."""
@@ -72,6 +77,7 @@ class PromptMemory:
 
     def free(self, memory: LocalMemory) -> None:
         """No write reads from it any more."""
+        self._holdings.note(memory, "freed")
         self._cache.release(memory.holding)
         self._engine.slots.free([memory.slot])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from prefill_worker.inbox import AskTask, CancelTask, Drain, HandOver, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
@@ -18,6 +18,7 @@ from tandem.description import describe
 from tandem.engine import Engine
 from tandem.errors import InvalidRequest, PeerRefused
 from tandem.mailbox import SessionHub
+from tandem.metrics import POOLS
 from tandem.session import serve_session
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
@@ -39,6 +40,7 @@ class PrefillWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent, trust: Trust) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
+        self._hide_metrics: Callable[[], None] = lambda: None
         self.engine = engine
         self.agent = agent
         self._clock = MonotonicClock()
@@ -68,6 +70,7 @@ class PrefillWorker:
         self.description = describe(self.worker_id, "prefill", address, self.agent.transport, self.engine)
         self._sender.start()
         self._thread.start()
+        self._hide_metrics = POOLS.add(lambda: [("prefill", self.load())])
 
     async def drain(self) -> None:
         """Take nothing more; return when every prompt has been handed off. After `drain_s` what is left is handed over: its
@@ -85,6 +88,7 @@ class PrefillWorker:
         return not (load.queue or load.running or load.kv_blocks_used)
 
     async def stop(self) -> None:
+        self._hide_metrics()
         self._loop.inbox.put(Stop())
         await asyncio.to_thread(self._thread.join, 10)
         await self._peers.close()

@@ -263,6 +263,15 @@ class LeaseTable:
             wrong = [f"block {index}" for index in self._blocks.check(held_blocks)]
             return wrong + [f"slot {index}" for index in self._slots.check(held_slots)]
 
+    def history(self, name: str) -> str:
+        """The newest lease, ended ones too, that held what `check` calls "block 7" or "slot 2", and what became of it."""
+        kind, index = name.split()
+        with self._lock:
+            for lease in (*self._live.values(), *reversed(self._ended.values())):
+                if int(index) in (lease.block_ids if kind == "block" else (lease.slot,)):
+                    return f"last held by {lease.story}"
+        return f"none of the last {_REMEMBERED_ENDED} leases held it"
+
     # ---- under the lock ----
 
     def _require_room(self, wanted_blocks: int) -> None:

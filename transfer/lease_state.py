@@ -93,3 +93,10 @@ class Lease:
     @property
     def key(self) -> tuple[str, int]:
         return self.request.request_id, self.attempt
+
+    @property
+    def story(self) -> str:
+        """Its whole history in one line, for people."""
+        began_s = self.history[0].at_s
+        steps = " → ".join(f"{step.state.value} at {step.at_s - began_s:.3f} s ({step.cause})" for step in self.history)
+        return f"lease {self.id} of request {self.request.request_id}, attempt {self.attempt}, writer {self.writer_id}: {steps}"

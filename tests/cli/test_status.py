@@ -25,7 +25,8 @@ STATUS = operations_pb2.Status(
         ),
         operations_pb2.WorkerStatus(id="decode-7f3a-12", role="decode", state="draining"),
     ],
-    leases={"ready": 2},
+    leases={"running": 2, "quarantined": 0},
+    lease_ages={"running": 12.34, "quarantined": 0.0},
     requests={"queued": 3, "decoding": 0},
     pools={
         "prefill": operations_pb2.PoolSize(wanted=1, ready=1),
@@ -38,7 +39,8 @@ def test_json_has_the_promised_names() -> None:
     data = as_json(STATUS)
     assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools"}
     assert data["model"] == {"name": "embedded", "fingerprint": "abc123"}
-    assert data["leases"] == {"ready": 2}
+    assert data["leases"] == {"running": 2, "quarantined": 0}
+    assert data["lease_ages"] == {"running": 12.34, "quarantined": 0.0}
     assert data["requests"] == {"queued": 3, "decoding": 0}
     assert data["workers"][0] == {
         "id": "prefill-7f3a-1",
@@ -60,9 +62,15 @@ def test_the_table_is_aligned_and_gives_reasons() -> None:
     lines = as_text(STATUS).splitlines()
     assert "decode    1 of 2 ready  (2 wanted, nodes offer 1 unit)" in lines
     assert "requests  3 queued" in lines
+    assert "leases    2 running (oldest 12.3 s)" in lines
     header, first, second = lines[-3:]
     assert header.index("ROLE") == first.index("prefill ", 3) == second.index("decode ", 3)
     assert first.endswith("5/100         1/64")
+
+
+def test_a_worker_that_misses_memory_is_pointed_out() -> None:
+    worker = operations_pb2.WorkerStatus(id="decode-1", role="decode", pool_mismatches=3)
+    assert "WRONG     decode-1 misses 3 KV blocks or state slots" in as_text(operations_pb2.Status(workers=[worker]))
 
 
 def test_an_empty_cluster_has_a_status_too() -> None:

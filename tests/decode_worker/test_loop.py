@@ -187,3 +187,34 @@ def test_a_failed_step_ends_its_sequences_and_not_the_worker(bench: Bench, caplo
     bench.join("b", max_new_tokens=2)
     bench.turn()
     assert bench.tokens() == {"b": [(1, 51, "length")]}
+
+
+def test_an_idle_worker_tells_once_of_what_is_missing_with_the_lease_that_had_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = bench.reserve("a")
+    bench.leases.writer_quiet(lease.id, lease.epoch, "prefill-1")
+    bench.turn()
+    assert bench.loop.load().pool_mismatches == 0
+    (stolen,) = bench.engine.blocks.allocate(1)
+    assert stolen in lease.block_ids
+    bench.turn(3)
+    assert caplog.text.count("the pools do not sum") == 1
+    assert (
+        f"block {stolen} is missing; last held by lease {lease.id} of request a, attempt 1, writer prefill-1: " in caplog.text
+    )
+    assert "reserved at 0.000 s (reserve) → aborted at 0.000 s (writer quiet)" in caplog.text
+    assert bench.loop.load().pool_mismatches == 1
+    bench.engine.slots.allocate(8)
+    bench.turn()
+    assert "slot 7 is missing; none of the last 4096 leases held it" in caplog.text
+
+
+def test_the_load_shows_leases_by_state_with_the_oldest_age(bench: Bench) -> None:
+    bench.reserve("a")
+    bench.clock.advance(3.0)
+    bench.join("b")
+    bench.clock.advance(1.0)
+    load = bench.loop.load()
+    assert (load.leases["reserved"], load.leases["verified"]) == (1, 1)
+    assert (load.lease_ages["reserved"], load.lease_ages["verified"], load.lease_ages["running"]) == (4.0, 1.0, 0.0)

@@ -347,3 +347,21 @@ def test_a_router_that_asks_is_told_whether_its_task_is_here_at_every_point_of_i
     bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
     ask()  # it is over
     assert known == [False, True, True, True, True, False]
+
+
+def test_an_idle_worker_tells_once_of_what_is_missing_with_the_prompt_that_had_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = bench.place("a", 5)
+    bench.turn()
+    bench.grant(task)
+    bench.turn()
+    bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
+    bench.turn(2)
+    assert bench.loop.load().pool_mismatches == 0
+    (stolen,) = bench.engine.slots.allocate(1)
+    bench.turn(3)
+    assert caplog.text.count("the pools do not sum") == 1
+    assert f"slot {stolen} is missing; last held by request a, attempt 1: taken at" in caplog.text
+    assert "lease l of decode-1 granted at 0.000 s, freed at 0.000 s" in caplog.text
+    assert bench.loop.load().pool_mismatches == 1

@@ -1,0 +1,51 @@
+"""Metrics of the pools: read from the loads when asked, summed over workers, present from the start."""
+
+from tandem.metrics import PoolCollector
+from tandem.v1 import worker_pb2 as pb
+
+DECODE = pb.WorkerLoad(
+    kv_blocks_used=3,
+    kv_blocks_total=10,
+    state_slots_used=1,
+    state_slots_total=4,
+    leases={"running": 1, "quarantined": 0},
+    pool_mismatches=2,
+)
+
+
+def shown(collector: PoolCollector) -> dict[str, float]:
+    return {
+        sample.name + "".join(f",{value}" for value in sample.labels.values()): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+
+
+def test_workers_of_a_pool_are_summed_and_states_without_leases_are_there_too() -> None:
+    pools = PoolCollector()
+    pools.add(lambda: [("decode", DECODE), ("decode", DECODE)])
+    pools.add(lambda: [("prefill", pb.WorkerLoad(kv_blocks_total=7))])
+    assert shown(pools) == {
+        "tandem_kv_blocks,decode,used": 6,
+        "tandem_kv_blocks,decode,free": 14,
+        "tandem_kv_blocks,prefill,used": 0,
+        "tandem_kv_blocks,prefill,free": 7,
+        "tandem_state_slots,decode,used": 2,
+        "tandem_state_slots,decode,free": 6,
+        "tandem_state_slots,prefill,used": 0,
+        "tandem_state_slots,prefill,free": 0,
+        "tandem_leases,running": 2,
+        "tandem_leases,quarantined": 0,
+        "tandem_pool_mismatches_total,decode": 4,
+        "tandem_pool_mismatches_total,prefill": 0,
+    }
+
+
+def test_what_is_shown_is_the_newest_and_a_worker_that_stops_leaves() -> None:
+    pools, load = PoolCollector(), pb.WorkerLoad(kv_blocks_total=5)
+    remove = pools.add(lambda: [("decode", load)])
+    load.kv_blocks_used = 4
+    assert shown(pools)["tandem_kv_blocks,decode,used"] == 4
+    remove()
+    remove()
+    assert shown(pools) == {}
