@@ -33,10 +33,6 @@ class _Sequence:
     absorbed: int = 0
     answer: list[int] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.request.tokens + tuple(self.answer)
-
     def chunk(self, most_tokens: int) -> SequenceChunk:
         """The next tokens to absorb, at most so many."""
         tokens = (*self.request.tokens[self.absorbed :], *self.answer[max(0, self.absorbed - len(self.request.tokens)) :])

@@ -16,7 +16,7 @@ __all__ = ["causal_conv_decode", "causal_conv_ragged", "delta_rule_decode", "del
 
 # On AVX-512 with 64- or 128-dimensional heads, 32 takes three quarters of the time of 64, as less is squared; 16 no less.
 CHUNK_TOKENS = 32
-_L2_EPS = 1e-6
+_L2_EPS = torch.tensor(1e-6)
 
 
 def causal_conv_decode(x_BC: torch.Tensor, weight_WC: torch.Tensor, tails_SCw: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
@@ -101,7 +101,7 @@ def delta_rule_ragged(
 
 
 def _l2_normalised(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _L2_EPS)
+    return x * (x * x).sum(-1, keepdim=True).add_(_L2_EPS).rsqrt_()
 
 
 def _chunked(

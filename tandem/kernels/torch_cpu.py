@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn import functional
 
@@ -110,8 +112,15 @@ class TorchCpuKernels:
 
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x²) + eps) over the last axis, kept; the norm makes no squared copy of x."""
-    norm = torch.linalg.vector_norm(x, 2, -1, True)
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    norm: torch.Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+    return torch.addcmul(_constant(eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+
+
+@functools.cache
+def _constant(value: float) -> torch.Tensor:
+    """A number as a tensor: torch would wrap a Python number anew at each use, which takes longer than a small sum."""
+    with torch.inference_mode(False):
+        return torch.tensor(value)
 
 
 def _silu(x: torch.Tensor, plan: CpuPlan) -> torch.Tensor:
