@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore", FutureWarning)  # transformers renames the cache's argument between versions
     folder = Path(args.model) if args.model else bench_checkpoint()
     model, theirs = load_model(ModelSource(path=str(folder))).model, Theirs(folder)
     rows = [_prefill_row(model, theirs, chunk, args.repetitions) for chunk in (PROMPT_TOKENS, 512)]

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 # The row count that packing optimises for; oneDNN accepts any later.
 _HINT_ROWS = 64
-# Up to this many rows oneDNN computes each row alike in bf16, by any number of threads; above it another kernel, with
+# Up to this many rows oneDNN computes each row alike in bf16 and fp16, by any number of threads; above it another kernel, with
 # another rounding, takes over. In fp32 every row count is alike.
 ALIKE_ROWS = 32
 # A single row of more features than this takes a path of its own, with another rounding, so it is computed as two.

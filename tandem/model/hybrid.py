@@ -114,5 +114,10 @@ class HybridModel:
         )
 
     @property
+    def tile_tokens(self) -> int:
+        """Prompts cut into chunks at multiples of so many positions give the same bits as uncut ones."""
+        return self._kernels.tile_tokens
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return torch_dtype(self.dtype)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from tandem.kernels.linear import CpuLinear, CpuSwiglu
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def layer(features_in: int, features_out: int, dtype: torch.dtype) -> tuple[torch.Tensor, CpuLinear]:
@@ -15,7 +15,7 @@ def layer(features_in: int, features_out: int, dtype: torch.dtype) -> tuple[torc
     return weight, CpuLinear(weight)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 33, 70])
 @pytest.mark.parametrize("shape", [(48, 40), (1100, 33)])
 def test_it_is_a_linear_layer_with_an_optional_residual(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
