@@ -82,6 +82,7 @@ PURE = (
     "tandem/cli/main.py",
     "transfer/lease.py",
     "transfer/lease_state.py",
+    "transfer/outgoing_state.py",
     "transfer/plan.py",
     "transfer/record.py",
     "prefill_worker/scheduler.py",

@@ -12,6 +12,7 @@ from tandem.errors import HandoffError
 from transfer.agent import XferHandle
 from transfer.checksum import state_checksum
 from transfer.layout import Kind
+from transfer.outgoing_state import OPEN_STATES, OUTGOING_MOVES, OutgoingState
 from transfer.plan import Coverage, Part, TransferPlan
 from transfer.record import HandoffRecord, WriteNotice, clock_id
 
@@ -93,14 +94,15 @@ class Outgoing:
     """The sender thread's side of a hand-off; nobody else touches it, save that `failure` may be read.
 
     pending: parts to post. in_flight: by handle. digests: of the state layers posted so far. notice_closing, notice_s: what
-    the last notice said and when. failure: why it cannot succeed any more. aborted: the caller gave it up. quiet_s: no report
-    of quiet before.
+    the last notice said and when. failure: why it cannot succeed any more; stays when the caller gives it up. quiet_s: no
+    report of quiet before.
     """
 
     grant: LeaseGrant
     plan: TransferPlan
     request_id: str
     attempt: int
+    state: OutgoingState = OutgoingState.OPEN
     pending: deque[Part] = field(default_factory=deque)
     in_flight: dict[XferHandle, Flight] = field(default_factory=dict)
     digests: dict[int, int] = field(default_factory=dict)
@@ -109,18 +111,22 @@ class Outgoing:
     notice_s: float | None = None
     finish: Finish | None = None
     failure: HandoffError | None = None
-    aborted: bool = False
     on_quiet: list[Callable[[], None]] = field(default_factory=list)
     quiet_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
-        return self.failure is None and not self.aborted
+        """The record may still be reached."""
+        return self.state in OPEN_STATES
 
     @property
     def is_complete(self) -> bool:
         """Every byte is there; the record may go."""
-        return self.is_open and self.finish is not None and not self.pending and not self.in_flight
+        return self.state is OutgoingState.FINISHING and not self.pending and not self.in_flight
+
+    def move(self, state: OutgoingState) -> None:
+        assert state in OUTGOING_MOVES[self.state], f"{self.state.value} → {state.value}"
+        self.state = state
 
     def notice(self, now: float, *, closing: bool) -> bytes | None:
         """What to tell the receiver before the next write: now and then that writes go on, and once that the record is near."""

@@ -24,6 +24,7 @@ from transfer.checksum import layer_digest
 from transfer.handoff import Finish, Flight, Handoff, LeaseGrant, Outgoing, WriterIdentity
 from transfer.layout import CacheLayout
 from transfer.looper import Looper
+from transfer.outgoing_state import OutgoingState
 from transfer.peers import Peer, Peers
 from transfer.plan import Part, TransferPlan
 
@@ -196,9 +197,11 @@ class Sender:
         outgoing.finish = finish
         if outgoing.failure is not None:
             finish.on_done(outgoing.failure)
+        else:
+            outgoing.move(OutgoingState.FINISHING)
 
     def _abort(self, outgoing: Outgoing, on_quiet: Callable[[], None]) -> None:
-        outgoing.aborted = True
+        outgoing.move(OutgoingState.ABORTED)
         outgoing.pending.clear()
         outgoing.on_quiet.append(on_quiet)
         if outgoing not in self._outgoing:
@@ -257,6 +260,7 @@ class Sender:
         outgoing.pending.clear()
         if not outgoing.is_open:
             return
+        outgoing.move(OutgoingState.FAILED)
         outgoing.failure = error
         if outgoing.finish is not None:
             outgoing.finish.on_done(error)
@@ -275,11 +279,13 @@ class Sender:
         """Report what is over. True: nothing remains to be done about it."""
         if outgoing.is_complete:
             self._send_record(outgoing)
-            if outgoing.failure is None:
-                return True
+        if outgoing.state is OutgoingState.RECORDED:
+            return True
         closing = outgoing.grant.peer_id in self._peers.to_drop()
         if outgoing.is_open or outgoing.in_flight or closing or self._clock.now() < outgoing.quiet_s:
             return False
+        if outgoing.state is OutgoingState.ABORTED:
+            outgoing.move(OutgoingState.QUIET)
         for on_quiet in outgoing.on_quiet:
             on_quiet()
         outgoing.on_quiet.clear()
@@ -293,6 +299,7 @@ class Sender:
         except TransferFailed as error:
             self._break(peer_id, error)
             return
+        outgoing.move(OutgoingState.RECORDED)
         self._linger_until_s = self._clock.now() + _LINGER_S
         finish.on_done(outgoing.result())
 
