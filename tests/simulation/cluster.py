@@ -18,7 +18,7 @@ from tandem.detokenizer import BytePieces, IncrementalDetokenizer
 from tandem.v1 import worker_pb2
 from tests.simulation.engine import VOCAB
 from tests.simulation.network import Network
-from tests.simulation.scenario import Act, Cut, FailStep, Freeze, Kill, Reset, RestartRouter, Scenario, text_of
+from tests.simulation.scenario import Act, Cut, FailStep, Freeze, Kill, Reset, RestartRouter, Scenario, Terminate, text_of
 from tests.simulation.watch import Watch
 from tests.simulation.workers import TRUST, Launcher, Site, WorkerProcess
 from tests.simulation.world import Process, World
@@ -62,11 +62,17 @@ class Cluster:
         self.network = network
         self.fabric = FakeFabric(world.clock, scenario.seed)
         config = WorkerConfig(
-            prefill=PrefillConfig(chunk_tokens=scenario.chunk_tokens, reserve_patience_s=1.5),
+            drain_s=2.0,
+            prefill=PrefillConfig(
+                chunk_tokens=scenario.chunk_tokens,
+                reserve_patience_s=1.5,
+                checkpoint_every_tokens=scenario.checkpoint_every,
+            ),
             decode=DecodeConfig(max_batch=scenario.max_batch, lease_ttl_s=6.0),
             transfer=TransferConfig(poll_interval_s=0.01, timeout_s=1.5, overlap=scenario.overlap),
         )
         pools = {role: (scenario.blocks[role], scenario.slots[role]) for role in ("prefill", "decode")}
+        pools["prefill"] = (*pools["prefill"], scenario.checkpoints)
         self.site = Site(world, self.network, self.fabric, Watch(world, self.fabric), config, pools)
         self._units = {"prefill": scenario.num_prefill, "decode": scenario.num_decode}
         self._router_numbers = itertools.count(1)
@@ -89,6 +95,9 @@ class Cluster:
             case Kill(role=role, index=index):
                 if (worker := self._worker(role, index)) is not None:
                     worker.process.kill()
+            case Terminate(role=role, index=index):
+                if (worker := self._worker(role, index)) is not None:
+                    worker.terminate()
             case Freeze(role=role, index=index):
                 if (worker := self._worker(role, index)) is not None:
                     self._freeze(worker, act.for_s)

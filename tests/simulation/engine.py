@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tandem.cache.budget import PoolSizes
 from tandem.cache.memory import CacheMemory
@@ -136,7 +135,7 @@ def _row(total: int) -> int:
 
 def reference(prompt: Sequence[int], sampling: SamplingParams) -> Iterator[int]:
     """The tokens of the answer, one after the other, for as long as one asks. A pure function."""
-    words = {layer: (0, 0) for layer in _STATE_LAYERS}
+    words = dict.fromkeys(_STATE_LAYERS, (0, 0))
     tail = [0, 0, 0]
     marks = 0
     position = 0

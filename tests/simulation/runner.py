@@ -131,13 +131,18 @@ def _what_is_left(cluster: Cluster) -> list[str]:
 
 def _held_by(worker: WorkerProcess) -> list[str]:
     engine, held = worker.engine, worker.worker.pool_mismatches()
-    if engine.blocks.num_used or engine.slots.num_used:
-        held.append(f"{engine.blocks.num_used} blocks and {engine.slots.num_used} slots are in use")
+    num_blocks = worker.worker._loop._memory.num_blocks_held if worker.role == "prefill" else engine.blocks.num_used
+    if num_blocks or engine.slots.num_used:
+        held.append(f"{num_blocks} blocks and {engine.slots.num_used} slots are in use")
     if not worker.worker._thread.is_alive() or not worker.worker.is_alive:
         held.append("a thread has ended")
     if worker.role == "prefill":
         loop, sender = worker.worker._loop, worker.worker._sender
-        held += [f"{name}: {len(there)}" for name in ("_waiting", "_reserving", "_running", "_leaving") if (there := getattr(loop, name))]
+        held += [
+            f"{name}: {len(there)}"
+            for name in ("_waiting", "_reserving", "_running", "_leaving")
+            if (there := getattr(loop, name))
+        ]
         held += [f"hand-off of {o.request_id} not settled: {o.failure}" for o in sender._outgoing]
     else:
         loop, leases = worker.worker._loop, worker.worker._leases

@@ -9,7 +9,21 @@ from tandem.request import FinishReason, SamplingParams
 from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
 from transfer.fake_agent import Faults
 
-__all__ = ["Act", "Ask", "Cut", "FailStep", "Freeze", "Kill", "Reset", "RestartRouter", "Scenario", "draw", "expected", "text_of"]
+__all__ = [
+    "Act",
+    "Ask",
+    "Cut",
+    "FailStep",
+    "Freeze",
+    "Kill",
+    "Reset",
+    "RestartRouter",
+    "Scenario",
+    "Terminate",
+    "draw",
+    "expected",
+    "text_of",
+]
 
 LAST_ACT_S = 3.0
 
@@ -83,18 +97,30 @@ class RestartRouter:
     at_s: float
 
 
-Act = Kill | Freeze | Cut | Reset | FailStep | RestartRouter
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM: the worker drains, ends and is replaced."""
+
+    at_s: float
+    role: str
+    index: int
+
+
+Act = Kill | Terminate | Freeze | Cut | Reset | FailStep | RestartRouter
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """seed: of all chance while it runs. blocks, slots: by role. faults hold until `faults_until_s`."""
+    """seed: of all chance while it runs. blocks, slots: by role. checkpoints: recurrent states that a prefill worker keeps, one
+    every `checkpoint_every` tokens. faults hold until `faults_until_s`."""
 
     seed: int
     num_prefill: int = 1
     num_decode: int = 1
     blocks: dict[str, int] = field(default_factory=lambda: {"prefill": 48, "decode": 48})
     slots: dict[str, int] = field(default_factory=lambda: {"prefill": 4, "decode": 4})
+    checkpoints: int = 0
+    checkpoint_every: int = 8
     chunk_tokens: int = 16
     max_batch: int = 8
     overlap: bool = True
@@ -136,6 +162,7 @@ def draw(chance: random.Random) -> Scenario:
     """Any scenario, from a generator of chance: a seeded one, or hypothesis's."""
     num_prefill, num_decode = chance.randint(1, 3), chance.randint(1, 3)
     num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
+    often = tuple(chance.choices(range(VOCAB), k=MAX_CONTEXT))
     smallest = MAX_CONTEXT // BLOCK
     return Scenario(
         seed=chance.randrange(1 << 32),
@@ -143,28 +170,32 @@ def draw(chance: random.Random) -> Scenario:
         num_decode=num_decode,
         blocks={role: chance.choice((smallest, smallest + 8, 2 * smallest)) for role in ("prefill", "decode")},
         slots={role: chance.choice((1, 2, 4)) for role in ("prefill", "decode")},
+        checkpoints=chance.choice((0, 1, 8)),
+        checkpoint_every=chance.choice((BLOCK, 7, 4 * BLOCK)),
         chunk_tokens=chance.choice((3, 4, 8, 16, 64)),
         max_batch=chance.choice((1, 2, 8)),
         overlap=chance.random() < 0.85,
         message_delay_s=chance.choice(((0.0005, 0.004), (0.0, 0.05), (0.0, 0.3))),
-        asks=tuple(_ask(chance) for _ in range(chance.randint(1, 6))),
+        asks=tuple(_ask(chance, often) for _ in range(chance.randint(1, 6))),
         acts=tuple(sorted((_act(chance) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
     )
 
 
-def _ask(chance: random.Random) -> Ask:
+def _ask(chance: random.Random, often: tuple[int, ...]) -> Ask:
+    """often: what many prompts begin with."""
     length = chance.choice((1, 2, 3, BLOCK, BLOCK + 1, 2 * BLOCK, chance.randint(1, 60)))
     length = max(1, length + chance.choice((0, 0, 8, 16, 15, 17)))
     most = MAX_CONTEXT - length
     seeded = chance.random() < 0.4
     greedy = SamplingParams()
     drawn = SamplingParams(0.8, chance.choice((1.0, 0.9)), chance.choice((0, 20)), chance.randrange(1 << 64))
+    shared = chance.choice((0, 0, length - 1, length, chance.randint(0, length)))
     hurry = chance.random()
     return Ask(
         at_s=chance.uniform(0.0, 2.0),
-        prompt=tuple(chance.choices(range(VOCAB), k=length)),
+        prompt=often[:shared] + tuple(chance.choices(range(VOCAB), k=length - shared)),
         max_new_tokens=min(most, chance.choice((1, 2, 3, BLOCK, chance.randint(1, 30)))),
         sampling=drawn if seeded else greedy,
         stop_token_ids=tuple(sorted(chance.sample(range(VOCAB), 4))) if chance.random() < 0.3 else (),
@@ -192,8 +223,10 @@ def _act(chance: random.Random) -> Act:
         if kind < 0.7:
             return Reset(at_s, one, other)
         return Cut(at_s, one, other, for_s=chance.choice((0.2, 1.0, 2.0, 3.5, 5.0, 8.0)))
-    if kind < 0.96:
+    if kind < 0.93:
         return FailStep(at_s, *_worker(chance))
+    if kind < 0.97:
+        return Terminate(at_s, *_worker(chance))
     return RestartRouter(at_s)
 
 

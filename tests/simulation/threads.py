@@ -37,6 +37,9 @@ class _Timed:
         return self.alive
 
     def join(self, timeout: float | None = None) -> None:
+        """Its last turn is now."""
+        if self.alive:
+            self._once()
         self.alive = False
 
     def wake(self) -> None:

@@ -63,7 +63,9 @@ class Watch:
             for item in items:
                 kind, index = _place(layout, item)
                 if index == lease.slot if kind == "state" else index in lease.block_ids:
-                    self._world.complain(f"{worker.worker_id}: {kind} {index} granted while a write of lease {tag} may land in it")
+                    self._world.complain(
+                        f"{worker.worker_id}: {kind} {index} granted while a write of lease {tag} may land in it"
+                    )
                     return
 
     def _landing(self, landing: Landing) -> None:

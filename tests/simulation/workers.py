@@ -41,7 +41,7 @@ class Site:
     fabric: FakeFabric
     watch: Watch
     config: WorkerConfig
-    pools: Mapping[str, tuple[int, int]]
+    pools: Mapping[str, tuple[int, ...]]
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +71,7 @@ class WorkerProcess:
         self.looper: LooperThread | None = None
         self._controller: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._ended = asyncio.Event()
 
     @property
     def is_up(self) -> bool:
@@ -100,7 +101,7 @@ class WorkerProcess:
         await self._ask(told)
 
     async def wait_stopped(self) -> str:
-        return await self._ask(asyncio.Event().wait)
+        return str(await self._ask(self._ended.wait))
 
     async def stop(self) -> None:
         raise WorkerDied("the simulation stops no worker in order")
@@ -173,6 +174,19 @@ class WorkerProcess:
                 step()
 
         self.engine.between = sneak_in
+
+    def terminate(self) -> None:
+        """As SIGTERM does."""
+
+        async def end() -> None:
+            await self.worker.drain()
+            stopping = self.worker.stop()
+            if stopping is not None:
+                await stopping
+            self._ended.set()
+            self.process.call_later(2 * _CALL_S, self.process.kill)
+
+        self.process.spawn(end())
 
     def _died(self) -> None:
         self.site.fabric.kill(self.worker_id)

@@ -19,8 +19,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from tandem.clock import FakeClock
-
 __all__ = ["AsyncGenerators", "Condition", "Process", "World"]
 
 Callback = Callable[..., object]
@@ -32,12 +30,22 @@ class Condition(enum.Enum):
     DEAD = "dead"
 
 
+class _Clock:
+    """As `tandem.clock.Clock`. Set, not advanced: sums of differences would miss a moment by a rounding."""
+
+    def __init__(self) -> None:
+        self.moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+
 class World:
     """The clock, one queue of everything that will happen, and what went wrong."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.clock = FakeClock()
+        self.clock = _Clock()
         self.violations: list[str] = []
         self.num_events = 0
         self.processes: list[Process] = []
@@ -46,7 +54,7 @@ class World:
 
     @property
     def now(self) -> float:
-        return self.clock.now()
+        return self.clock.moment
 
     def random(self, purpose: str) -> random.Random:
         """Chance for one purpose, apart from all others."""
@@ -62,7 +70,8 @@ class World:
         heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), None, happening))
 
     def push(self, when: float, process: Process, handle: asyncio.Handle) -> None:
-        heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), process, handle))
+        now = self.clock.moment
+        heapq.heappush(self._queue, (when if when > now else now, next(self._numbers), process, handle))
 
     def complain(self, violation: str) -> None:
         self.violations.append(f"{self.now:.3f} s: {violation}")
@@ -72,15 +81,13 @@ class World:
         queue, clock = self._queue, self.clock
         while queue and queue[0][0] <= until:
             when, _, process, happening = heapq.heappop(queue)
-            if when > clock.now():
-                clock.advance(when - clock.now())
+            clock.moment = when
             self.num_events += 1
             if process is not None:
                 process.run_handle(happening)  # type: ignore[arg-type]
             else:
                 happening()  # type: ignore[operator]
-        if until > clock.now():
-            clock.advance(until - clock.now())
+        clock.moment = max(until, clock.moment)
 
     def run_while(self, going_on: Callable[[], bool], limit_s: float, look_s: float = 0.25) -> bool:
         """Until `going_on` no longer holds: True, or `limit_s` seconds have passed: False."""
@@ -162,11 +169,11 @@ class Process(asyncio.BaseEventLoop):
     # ---- an event loop, as far as tandem uses one ----
 
     def time(self) -> float:
-        return self.world.now
+        return self.world.clock.moment
 
     def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
-        self.world.push(self.world.now, self, handle)
+        self.world.push(self.world.clock.moment, self, handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
