@@ -9,9 +9,12 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from router.fleet import Fleet
 from router.handles import GrpcWorkerHandle
+from router.http.app import Gateway
+from router.http.server import start_http
 from router.membership import follow
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
@@ -19,24 +22,30 @@ from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
+from tandem.metrics import exposition
 from tandem.rpc import bind
 from tandem.tokenizer import Tokenizer
 from tandem.trust import Certificates, Trust
 
-__all__ = ["run_router", "serve"]
+__all__ = ["Ports", "run_router", "serve"]
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 10.0
 
 
-async def serve(config: RouterConfig, controller_address: str, on_ready: Callable[[int], None]) -> None:
+class Ports(NamedTuple):
+    grpc: int
+    http: int
+
+
+async def serve(config: RouterConfig, controller_address: str, on_ready: Callable[[Ports], None]) -> None:
     """Serve until SIGTERM or SIGINT; then finish the streams that run, for a bounded time. A second signal ends at once.
 
-    on_ready: called with the port once clients can connect (whether workers are there is another matter; see health).
+    on_ready: called with the ports once clients can connect (whether workers are there is another matter; see health).
 
     Raises:
-        ConfigError: the port cannot be had, there is no cluster secret, or a certificate cannot be used.
+        ConfigError: a port cannot be had, there is no cluster secret, or a certificate cannot be used.
     """
     trust, certificates = Trust.load(config.trust), Certificates.load(config.tls)
     router_id = f"router-{uuid.uuid4().hex[:12]}"
@@ -53,18 +62,20 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
         InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table), reporter, config.max_message_bytes
     )
     port = bind(server, config.host, config.grpc_port, certificates)
+    gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
+    http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
     with _signals() as (stop, hurry):
         await server.start()
         following = asyncio.create_task(follow(controller_address, router_id, trust, fleet), name="membership")
-        on_ready(port)
+        on_ready(Ports(port, http.port))
         try:
             await _first(stop.wait(), following)
             await reporter.stop()
             log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
-            await _first(server.stop(_GRACE_S), hurry.wait())
+            await _first(asyncio.gather(server.stop(_GRACE_S), http.stop(_GRACE_S)), hurry.wait())
         finally:
             following.cancel()
-            await server.stop(None)
+            await asyncio.gather(server.stop(None), http.stop(0.0))
             await asyncio.wait([following])
             await fleet.close()
 
@@ -73,8 +84,8 @@ def run_router(config: RouterConfig, controller_address: str) -> int:
     """Blocks until the router has stopped; returns the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def announce(port: int) -> None:
-        sys.stdout.write(f"router listening on {config.host}:{port}\n")
+    def announce(ports: Ports) -> None:
+        sys.stdout.write(f"router listening on {config.host}:{ports.grpc}, http on {config.host}:{ports.http}\n")
         sys.stdout.flush()
 
     asyncio.run(serve(config, controller_address, announce))

@@ -136,6 +136,10 @@ class HealthReporter:
         await self._show()
 
     @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
     def _serving(self) -> bool:
         return self._table.can_serve and not self._stopped
 

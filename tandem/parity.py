@@ -11,14 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.request import Request, SamplingParams, StopRules
+from tandem.v1 import inference_pb2 as pb
 
-__all__ = ["Mismatch", "compare", "edge_lengths", "make_cases", "make_crowd"]
+__all__ = ["Mismatch", "compare", "edge_lengths", "make_cases", "make_crowd", "message_of"]
 
 _CONVOLUTION_WIDTH = 4
 _DELTA_CHUNK_TOKENS = 64
 _SAMPLED = (
     SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1234),
     SamplingParams(temperature=1.3, seed=2**63 + 11),
+    SamplingParams(0.9, seed=5, min_p=0.02, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2),
 )
 
 
@@ -70,6 +72,31 @@ def make_crowd(count: int, longest: int, vocab_size: int, max_new_tokens: int, s
         )
         for number in range(count)
     ]
+
+
+def message_of(request: Request) -> pb.GenerateRequest:
+    """What a client sends to get the answer to `request`; the model's own end tokens do not end it."""
+    sampling, stop, output = request.sampling, request.stop, request.output
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=request.prompt),
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=dict(sampling.logit_bias),
+        ),
+        max_new_tokens=stop.max_new_tokens,
+        min_new_tokens=stop.min_new_tokens,
+        stop_token_ids=sorted(stop.stop_token_ids),
+        ignore_eos=True,
+        logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
+    )
 
 
 def compare(requests: Sequence[Request], expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> list[Mismatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -13,12 +13,16 @@ from decode_worker.host import DecodeHost
 from prefill_worker.host import PrefillHost
 from router.fleet import Fleet, Member, Membership
 from router.handles import GrpcWorkerHandle
+from router.http.app import Gateway
+from router.http.server import HttpServer, start_http
 from router.membership import worker_of
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.state import WorkerTable
 from tandem.clock import MonotonicClock
 from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
+from tandem.metrics import exposition
+from tandem.parity import message_of
 from tandem.request import Request
 from tandem.rpc import bind, create_channel
 from tandem.secret import Secret
@@ -45,6 +49,8 @@ SMALL = WorkerConfig(
 class Answer:
     tokens: list[int]
     finished: pb.Finished
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    prompt: pb.Prompt = field(default_factory=pb.Prompt)
 
 
 class LocalCluster:
@@ -52,6 +58,7 @@ class LocalCluster:
         self.prefill = prefill
         self.decode = decode
         self.stub = router.stub
+        self.http_url = f"http://127.0.0.1:{router.http.port}"
         self.stop_router = router.stop
 
     async def generate(self, request: Request, timeout_s: float = 30.0) -> Answer:
@@ -61,19 +68,10 @@ class LocalCluster:
             grpc.aio.AioRpcError: the request failed.
         """
         answer = Answer([], pb.Finished())
-        message = pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=request.prompt),
-            max_new_tokens=request.stop.max_new_tokens,
-            ignore_eos=True,
-            sampling=pb.Sampling(
-                temperature=request.sampling.temperature,
-                top_p=request.sampling.top_p,
-                top_k=request.sampling.top_k,
-                seed=request.sampling.seed,
-            ),
-        )
-        async for response in self.stub.Generate(message, timeout=timeout_s):
+        async for response in self.stub.Generate(message_of(request), timeout=timeout_s):
             answer.tokens.extend(response.token_ids)
+            answer.logprobs.extend(response.logprobs)
+            answer.prompt.MergeFrom(response.prompt)
             if response.HasField("finished"):
                 answer.finished = response.finished
         return answer
@@ -97,7 +95,7 @@ async def local_cluster(
     prefill = [await PrefillHost.start(f"prefill-{life}-{i}", config, make_prefill_agent) for i in range(num_prefill)]
     for host in prefill:
         assert await host.worker.connect([d.worker.description for d in decode]) == []
-    front = await LocalRouter.start(router or RouterConfig(grpc_port=0))
+    front = await LocalRouter.start(router or RouterConfig(grpc_port=0, http_port=0))
     await front.watch([host.worker.description for host in (*prefill, *decode)])
     yield LocalCluster(prefill, decode, front)
     await front.stop()
@@ -108,9 +106,12 @@ async def local_cluster(
 class LocalRouter:
     """A router without a controller: it is told its workers. `stop` may be called twice."""
 
-    def __init__(self, table: WorkerTable, fleet: Fleet, reporter: HealthReporter, server: grpc.aio.Server, port: int) -> None:
+    def __init__(
+        self, table: WorkerTable, fleet: Fleet, reporter: HealthReporter, server: grpc.aio.Server, port: int, http: HttpServer
+    ) -> None:
         self.table = table
         self.fleet = fleet
+        self.http = http
         self._reporter = reporter
         self._server = server
         self._channel = create_channel(f"127.0.0.1:{port}")
@@ -127,7 +128,9 @@ class LocalRouter:
         server = build_server(*services, reporter, config.max_message_bytes)
         port = bind(server, config.host, config.grpc_port)
         await server.start()
-        return cls(table, fleet, reporter, server, port)
+        gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
+        http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
+        return cls(table, fleet, reporter, server, port, http)
 
     async def watch(self, workers: Sequence[WorkerDescription]) -> None:
         await self.fleet.apply(Membership(tuple(Member(worker_of(worker)) for worker in workers)))
@@ -136,6 +139,7 @@ class LocalRouter:
     async def stop(self) -> None:
         await self._reporter.stop()
         await self._server.stop(None)
+        await self.http.stop(0.0)
         await self.fleet.close()
         await self._channel.close()
 

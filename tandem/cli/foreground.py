@@ -140,7 +140,7 @@ class _Foreground:
             if self.stop.wait(_LOOK_S):
                 return ""
         self.display.clear()
-        return ready_line(address, view)
+        return ready_line(address, _url(self.config), view)
 
     def watch(self) -> None:
         """Until a stop is asked for: keep the router, tell what went wrong and how the pools are since."""
@@ -158,9 +158,9 @@ class _Foreground:
             print(f"tandem: {text}", file=sys.stderr, flush=True)
 
 
-def ready_line(address: str, view: Overview) -> str:
+def ready_line(address: str, url: str, view: Overview) -> str:
     pools = ", ".join(f"{pool.ready} {role}" for role, pool in view.pools.items())
-    return f"ready at {address}: {view.model_name}, {pools}"
+    return f"ready at {address} (gRPC) and {url}: {view.model_name}, {pools}"
 
 
 def pools_line(view: Overview) -> str:
@@ -173,8 +173,17 @@ def pools_line(view: Overview) -> str:
 
 def _address(config: ClusterConfig) -> str:
     """Where this process reaches the router."""
+    return f"{_host(config)}:{config.router.grpc_port}"
+
+
+def _url(config: ClusterConfig) -> str:
+    scheme = "https" if config.router.tls.cert_file else "http"
+    return f"{scheme}://{_host(config)}:{config.router.http_port}"
+
+
+def _host(config: ClusterConfig) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.router.host, config.router.host)
-    return f"[{host}]:{config.router.grpc_port}" if ":" in host else f"{host}:{config.router.grpc_port}"
+    return f"[{host}]" if ":" in host else host
 
 
 def _own_certificates(config: ClusterConfig) -> Certificates | None:

@@ -115,16 +115,18 @@ def check_model(config: ClusterConfig) -> ClusterConfig:
 
 
 def choose_ports(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with the port of clients settled, so that a restarted router has the same.
+    """The configuration with the ports of clients settled, so that a restarted router has the same.
 
     Raises:
-        TandemError: the port is in use, or the host is not this machine's.
+        TandemError: a port is in use, or the host is not this machine's.
     """
     router = config.router
-    return replace(config, router=replace(router, grpc_port=_free_port(router.host, router.grpc_port)))
+    grpc_port = _free_port(router.host, router.grpc_port, "--grpc-port")
+    http_port = _free_port(router.host, router.http_port, "--http-port")
+    return replace(config, router=replace(router, grpc_port=grpc_port, http_port=http_port))
 
 
-def _free_port(host: str, port: int) -> int:
+def _free_port(host: str, port: int, option: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last connections linger is free
@@ -133,7 +135,7 @@ def _free_port(host: str, port: int) -> int:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise TandemError(
-                    f"port {port} of {host} is in use, perhaps by another `tandem up`; choose another with --grpc-port"
+                    f"port {port} of {host} is in use, perhaps by another `tandem up`; choose another with {option}"
                 ) from error
             raise TandemError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         return int(probe.getsockname()[1])

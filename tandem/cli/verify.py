@@ -16,7 +16,7 @@ import grpc.aio
 from tandem.cli.client_tls import add_tls_options, certificates_of
 from tandem.config import CacheConfig, ModelSource
 from tandem.errors import TandemError, Unavailable
-from tandem.parity import Mismatch, compare, edge_lengths, make_cases, make_crowd
+from tandem.parity import Mismatch, compare, edge_lengths, make_cases, make_crowd, message_of
 from tandem.request import Request
 from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2 as pb
@@ -83,20 +83,7 @@ async def _model(stub: pb_grpc.InferenceStub, address: str) -> pb.Model:
 
 async def _generate(stub: pb_grpc.InferenceStub, request: Request) -> list[int]:
     """The answer's tokens; a failed request is an empty answer, and said."""
-    call = stub.Generate(
-        pb.GenerateRequest(
-            token_ids=pb.TokenIds(ids=request.prompt),
-            max_new_tokens=request.stop.max_new_tokens,
-            ignore_eos=True,
-            sampling=pb.Sampling(
-                temperature=request.sampling.temperature,
-                top_p=request.sampling.top_p,
-                top_k=request.sampling.top_k,
-                seed=request.sampling.seed,
-            ),
-        ),
-        timeout=_CALL_TIMEOUT_S,
-    )
+    call = stub.Generate(message_of(request), timeout=_CALL_TIMEOUT_S)
     tokens: list[int] = []
     try:
         async for response in call:

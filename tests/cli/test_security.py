@@ -32,6 +32,8 @@ def test_a_cluster_with_tls_serves_and_shows_its_secret_nowhere(tmp_path: Path) 
         "secret",
         "--grpc-port",
         "0",
+        "--http-port",
+        "0",
         "--memory-gib",
         "0.5",
     ]

@@ -79,9 +79,11 @@ def test_a_number_or_file_that_cannot_be_used_is_named(words: tuple[str, ...], n
 
 def test_a_port_in_use_is_refused_with_the_option_to_change() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        config = ClusterConfig(router=RouterConfig(grpc_port=other.getsockname()[1]))
+        port = other.getsockname()[1]
         with pytest.raises(TandemError, match=r"in use.*--grpc-port"):
-            choose_ports(config)
+            choose_ports(ClusterConfig(router=RouterConfig(grpc_port=port, http_port=0)))
+        with pytest.raises(TandemError, match=r"in use.*--http-port"):
+            choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0, http_port=port)))
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
@@ -90,7 +92,9 @@ def test_a_host_of_another_machine_is_refused() -> None:
 
 
 def test_port_0_becomes_a_real_port_before_the_router_starts() -> None:
-    assert choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0))).router.grpc_port > 0
+    router = choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0, http_port=0))).router
+    assert router.grpc_port > 0
+    assert router.http_port > 0
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "nothing", "a/b/c"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.main import serve
+from router.main import Ports, serve
 from tandem.config import RouterConfig, TrustConfig
 from tandem.errors import ConfigError
 from tandem.rpc import create_channel
@@ -18,20 +18,20 @@ from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
 
 TRUSTED = TrustConfig(Secret("of the router's tests"))
-ANY_PORT = RouterConfig(grpc_port=0, trust=TRUSTED)
+ANY_PORT = RouterConfig(grpc_port=0, http_port=0, trust=TRUSTED)
 NO_CONTROLLER = "127.0.0.1:1"
 
 
-async def start() -> tuple["asyncio.Task[None]", int]:
-    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+async def start() -> tuple["asyncio.Task[None]", Ports]:
+    ready: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(serve(ANY_PORT, NO_CONTROLLER, ready.set_result))
     return running, await ready
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_it_serves_without_a_controller_and_ends_in_order(number: signal.Signals) -> None:
-    running, port = await start()
-    async with create_channel(f"127.0.0.1:{port}") as channel:
+    running, ports = await start()
+    async with create_channel(f"127.0.0.1:{ports.grpc}") as channel:
         status = await operations_grpc.OperationsStub(channel).GetStatus(operations.GetStatusRequest())
         assert (status.model_name, len(status.workers)) == ("", 0)
     os.kill(os.getpid(), number)
@@ -39,9 +39,11 @@ async def test_it_serves_without_a_controller_and_ends_in_order(number: signal.S
 
 
 async def test_a_port_in_use_is_told_in_one_sentence() -> None:
-    running, port = await start()
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
-        await serve(RouterConfig(grpc_port=port, trust=TRUSTED), NO_CONTROLLER, lambda port: None)
+    running, ports = await start()
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{ports.grpc}"):
+        await serve(RouterConfig(grpc_port=ports.grpc, trust=TRUSTED), NO_CONTROLLER, lambda ports: None)
+    with pytest.raises(ConfigError, match=rf"cannot listen for HTTP on 127\.0\.0\.1:{ports.http}"):
+        await serve(RouterConfig(grpc_port=0, http_port=ports.http, trust=TRUSTED), NO_CONTROLLER, lambda ports: None)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 5)
 

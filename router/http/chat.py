@@ -1,0 +1,76 @@
+"""`/v1/chat/completions`: OpenAI's JSON to the pipeline's request. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.http.completions import Asked, fill_common
+from router.http.fields import Fields, utf8
+from tandem.errors import InvalidRequest
+from tandem.v1 import inference_pb2 as pb
+
+__all__ = ["read_chat"]
+
+_ROLES = {"developer": "system"}
+
+
+def read_chat(body: dict[str, Any]) -> Asked:
+    """
+    Raises:
+        InvalidRequest: names the parameter as OpenAI does.
+    """
+    fields = Fields(body)
+    message = pb.GenerateRequest()
+    stream, include_usage = fill_common(fields, message)
+    limits = [fields.integer(name) for name in ("max_completion_tokens", "max_tokens")]
+    if (limit := next((value for value in limits if value is not None), None)) is not None:
+        message.max_new_tokens = limit
+    _logprobs(fields, message)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages", "must be a list of at least one message")
+    for place, each in enumerate(messages):
+        if not isinstance(each, dict):
+            raise InvalidRequest(f"messages[{place}]", "must be an object")
+        message.chat.messages.append(_message(Fields(each, f"messages[{place}].")))
+    fields.only("modalities", ["text"])
+    fields.only("audio")
+    fields.done()
+    return Asked((message,), message.n if message.HasField("n") else 1, stream, include_usage)
+
+
+def _logprobs(fields: Fields, message: pb.GenerateRequest) -> None:
+    wanted, alternatives = fields.flag("logprobs"), fields.integer("top_logprobs")
+    if alternatives is not None and not wanted:
+        raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+    if wanted:
+        message.logprobs = alternatives or 0
+
+
+def _message(fields: Fields) -> pb.ChatMessage:
+    role = fields.text("role") or ""
+    message = pb.ChatMessage(role=_ROLES.get(role, role), content=_content(fields))
+    fields.ignore("name", "refusal", "annotations")
+    fields.done()
+    return message
+
+
+def _content(fields: Fields) -> str:
+    """Text, or parts of text."""
+    content, name = fields.get("content"), fields.name("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return utf8(content, name)
+    if not isinstance(content, list):
+        raise InvalidRequest(name, "must be a string or a list of parts")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise InvalidRequest(
+                f"{name}[{place}]", f"is of type {kind!r}; only text is served here: no images, audio or files"
+            )
+        inner = Fields(part, f"{name}[{place}].")
+        texts.append(inner.text("text") or "")
+    return "".join(texts)

@@ -1,0 +1,74 @@
+"""OpenAI's client against real workers, real NIXL and the embedded model: the same answers as through gRPC."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tandem.v1 import inference_pb2 as pb
+from tests.local_cluster import LocalCluster, local_cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with local_cluster(num_prefill=2, num_decode=2) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+async def native(cluster: LocalCluster, message: pb.GenerateRequest) -> str:
+    return "".join([response.text async for response in cluster.stub.Generate(message)])
+
+
+async def test_a_seed_gives_the_same_text_through_any_face(cluster: LocalCluster, client: openai.AsyncOpenAI) -> None:
+    sampling = pb.Sampling(temperature=0.9, top_p=0.95, seed=11, frequency_penalty=0.4, repetition_penalty=1.1)
+    expected = await native(
+        cluster, pb.GenerateRequest(text="Once upon a time", sampling=sampling, max_new_tokens=40, ignore_eos=True)
+    )
+    options: Any = {
+        "model": "tandem-embedded",
+        "prompt": "Once upon a time",
+        "max_tokens": 40,
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "seed": 11,
+        "frequency_penalty": 0.4,
+        "extra_body": {"repetition_penalty": 1.1, "ignore_eos": True},
+    }
+    whole = await client.completions.create(**options)
+    streamed = "".join([chunk.choices[0].text async for chunk in await client.completions.create(**options, stream=True)])
+    assert whole.choices[0].text == streamed == expected
+    await cluster.until_whole()
+
+
+async def test_a_crowd_of_different_parameters_is_answered_as_alone(cluster: LocalCluster, client: openai.AsyncOpenAI) -> None:
+    import asyncio
+
+    async def ask(seed: int) -> Any:
+        return await client.chat.completions.create(
+            model="tandem-embedded",
+            messages=[{"role": "user", "content": f"Tell me about {seed}"}],
+            seed=seed,
+            max_tokens=12,
+            n=2,
+            temperature=0.3 * (seed % 4),
+            presence_penalty=(seed % 3) / 2,
+            logprobs=bool(seed % 2),
+            extra_body={"min_p": 0.01 * (seed % 5), "ignore_eos": True},
+        )
+
+    together = await asyncio.gather(*(ask(seed) for seed in range(8)))
+    for seed in range(0, 8, 3):
+        alone = await ask(seed)
+        assert [c.message.content for c in alone.choices] == [c.message.content for c in together[seed].choices]
+        assert [c.logprobs for c in alone.choices] == [c.logprobs for c in together[seed].choices]
+    await cluster.until_whole()
