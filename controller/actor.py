@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
@@ -15,15 +14,16 @@ import ray
 import ray.exceptions
 import ray.util
 
+from controller.burial import ProcessId, end_for_certain
 from controller.controller import Controller
 from controller.launcher import WorkerDied, WorkerHandle
+from controller.life import Timing
 from controller.membership import MembershipServer
 from controller.overview import Overview
 from controller.reconcile import PREFILL, ROLES
 from tandem.config import WorkerConfig, load
 from tandem.errors import TandemError
 from tandem.trust import Trust
-from tandem.v1 import worker_pb2
 
 __all__ = ["NAME", "NAMESPACE", "ControllerActor", "RayLauncher", "resource"]
 
@@ -33,10 +33,9 @@ NAME = "controller"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_GONE_POLL_S = 0.05
-_PATIENCE_S = 2.0
 _CREATION_S = 5.0
 _OWNER_LOOK_S = 1.0
+_STOP_S = 10.0
 _CALLS_AT_ONCE = 16  # to one worker: a start, a wait for its end, pings, and pairings
 
 
@@ -82,19 +81,15 @@ class _RayWorker:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._pid_here = 0  # of a worker on the controller's own node, else 0
-        self._created = False
+        self._process: ProcessId | None = None  # known as soon as Ray has made it
 
     async def start(self) -> bytes:
+        await self._identify()
         text: bytes = await _call(self._actor.start.remote())
-        description = worker_pb2.WorkerDescription.FromString(text)
-        if description.address.rpartition(":")[0] in ("127.0.0.1", _node_address()):
-            self._pid_here = description.pid
         return text
 
     async def progress(self) -> tuple[int, int]:
         progress: tuple[int, int] = await _call(self._actor.progress.remote())
-        self._created = True
         return progress
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
@@ -110,33 +105,18 @@ class _RayWorker:
         await _call(self._actor.stop.remote())
 
     async def kill(self) -> None:
-        """Ray's kill asks the process itself; one on this node that is frozen needs the signal.
-
-        Ray 2.60 never frees the unit of an actor that is killed between the lease of its process and its creation, so a
-        new one is left to come up first.
-        """
-        if not self._created:
-            with contextlib.suppress(WorkerDied, TimeoutError):
-                async with asyncio.timeout(_CREATION_S):
-                    await self.progress()
+        """Ray 2.60 never frees the unit of an actor that is killed between the lease of its process and its creation, so a
+        new one is left to come up first."""
+        with contextlib.suppress(WorkerDied, TimeoutError):
+            async with asyncio.timeout(_CREATION_S):
+                await self._identify()
         await asyncio.to_thread(ray.kill, self._actor)
-        asked_s = time.monotonic()
-        while await self._answers():
-            if self._pid_here and time.monotonic() - asked_s > _PATIENCE_S:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid_here, signal.SIGKILL)
-            await asyncio.sleep(_GONE_POLL_S)
+        if self._process is not None:
+            await end_for_certain(self._process)
 
-    async def _answers(self) -> bool:
-        """False when Ray knows that the process is gone; a frozen one counts as one that answers."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self.progress()
-        except TimeoutError:
-            return True
-        except WorkerDied:
-            return False
-        return True
+    async def _identify(self) -> None:
+        if self._process is None:
+            self._process = ProcessId(*await _call(self._actor.identify.remote()))
 
 
 async def _call(reference: Awaitable[T]) -> T:
@@ -168,8 +148,9 @@ class ControllerActor:
     owner_timeout_s: end everything when `overview` was not asked for so long; 0: never."""
 
     def __init__(self, wishes: dict[str, int | None], config_json: str, host: str, owner_timeout_s: float) -> None:
-        self._controller = Controller(RayLauncher(), wishes, config_json)
-        self._trust = Trust.load(load(WorkerConfig, config_json, "worker configuration").trust)
+        config = load(WorkerConfig, config_json, "worker configuration")
+        self._controller = Controller(RayLauncher(), wishes, config_json, timing=Timing(stop_s=config.drain_s + _STOP_S))
+        self._trust = Trust.load(config.trust)
         self._host = host or _node_address()
         self._owner_timeout_s = owner_timeout_s
         self._asked_s = time.monotonic()

@@ -164,7 +164,7 @@ class Controller:
                 replies = await asyncio.gather(*(self._connect(peer, worker) for peer in peers))
                 refusals = [refusal for reply in replies for refusal in reply]
             for peer_id, reason in refusals:
-                if peer_id == worker.worker_id or self._workers[peer_id].state is WorkerState.READY:
+                if peer_id == worker.worker_id or self._is_ready(peer_id):
                     raise WorkerDied(f"{worker.worker_id} does not fit the other pool: {reason}")
             worker.state = WorkerState.READY
         self._pools[worker.role].failures = StartFailures()
@@ -172,11 +172,17 @@ class Controller:
         self._publish()
         self._news.set()
 
+    def _is_ready(self, worker_id: str) -> bool:
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.state is WorkerState.READY
+
     async def _connect(self, prefill: Worker, decode: Worker) -> list[tuple[str, str]]:
+        """One that does not answer goes on connecting by itself when it can, and must not hold up the newcomer."""
         try:
-            return await prefill.handle.connect([decode.description])
-        except WorkerDied:
-            return []  # its own task buries it
+            async with asyncio.timeout(self._timing.answer_s):
+                return await prefill.handle.connect([decode.description])
+        except (WorkerDied, TimeoutError):
+            return []
 
     def _note_failed_start(self, role: str, worker_id: str, error: Exception) -> None:
         pool = self._pools[role]
@@ -193,12 +199,13 @@ class Controller:
     async def _stop(self, worker: Worker, life: asyncio.Task[None] | None) -> None:
         if life is not None:
             await asyncio.wait({life})
-        await stop_bounded(worker.handle, self._timing)
+        await stop_bounded(worker.handle, self._timing.shutdown_s if self._stopping else self._timing.stop_s)
         await self._remove(worker)
 
     async def _remove(self, worker: Worker) -> None:
         """The process ends for certain, then peers are told: they may reuse memory that it could have written."""
-        await bury(worker.handle, self._timing)
+        while not await bury(worker.handle, self._timing):
+            log.error("the process of %s is not known to be gone: its peers keep what it may still write to", worker.worker_id)
         self._workers.pop(worker.worker_id, None)
         self._publish()
         self._news.set()
@@ -277,4 +284,4 @@ class Controller:
             self._publish()
             tasks = {w.task for w in self._workers.values() if w.role == role and w.task is not None}
             if tasks:
-                await asyncio.wait(tasks)
+                await asyncio.wait(tasks, timeout=self._timing.shutdown_s + self._timing.kill_s)

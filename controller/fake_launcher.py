@@ -15,7 +15,8 @@ __all__ = ["FakeLauncher", "FakeWorker"]
 
 @dataclass(eq=False)
 class FakeWorker:
-    """calls: what it was told, in order, as "connect prefill-…", "disconnect …", "stop", "kill"."""
+    """calls: what it was told, in order, as "connect prefill-…", "disconnect …", "stop", "kill". frozen: it answers nothing.
+    unkillable: its node does not answer, so that its end cannot be made certain."""
 
     role: str
     worker_id: str
@@ -23,6 +24,7 @@ class FakeWorker:
     refuses: dict[str, str] = field(default_factory=dict)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     frozen: bool = False
+    unkillable: bool = False
     loaded: tuple[int, int] = (0, 100)
     _start_error: Exception | None = None
     _ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -66,6 +68,8 @@ class FakeWorker:
         return self.loaded
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
+        if self.frozen:
+            await asyncio.Event().wait()
         self._raise_if_dead()
         ids = [worker_pb2.WorkerDescription.FromString(peer).worker_id for peer in peers]
         self.calls += [f"connect {peer}" for peer in ids if peer not in self.refuses]
@@ -86,6 +90,8 @@ class FakeWorker:
 
     async def kill(self) -> None:
         self.calls.append("kill")
+        if self.unkillable:
+            await asyncio.Event().wait()
         self.die("killed")
 
     def _raise_if_dead(self) -> None:

@@ -19,17 +19,20 @@ class Timing:
 
     look_s: how often it looks at nodes and retries. progress_s: how often a starting worker is asked how far it is.
     stall_s: a start that loads nothing for so long has failed. ping_s: how often a ready worker is asked whether it lives.
-    answer_s: one that does not answer for so long is dead. connect_s: for pairing two workers.
-    stop_s: for stopping in good order. kill_s: for a killed process to be gone.
+    answer_s: one that does not answer for so long is replaced. connect_s: for pairing two workers.
+    stop_s: for stopping in good order; more than a worker's `drain_s`. shutdown_s: the same when everything ends, since then
+    no stream is left. kill_s: after so long without certainty that a killed
+    process is gone, people are told, and it goes on being tried.
     """
 
     look_s: float = 1.0
     progress_s: float = 0.25
     stall_s: float = 300.0
-    ping_s: float = 2.0
-    answer_s: float = 15.0
+    ping_s: float = 1.0
+    answer_s: float = 5.0
     connect_s: float = 30.0
-    stop_s: float = 10.0
+    stop_s: float = 30.0
+    shutdown_s: float = 10.0
     kill_s: float = 10.0
 
 
@@ -83,18 +86,23 @@ async def until_end(handle: WorkerHandle, timing: Timing) -> str:
         await _discard(ended)
 
 
-async def stop_bounded(handle: WorkerHandle, timing: Timing) -> None:
+async def stop_bounded(handle: WorkerHandle, timeout_s: float) -> None:
     """Ask a worker to end in good order; `bury` follows, whether it did or not."""
     with contextlib.suppress(WorkerDied, TimeoutError):
-        async with asyncio.timeout(timing.stop_s):
+        async with asyncio.timeout(timeout_s):
             await handle.stop()
 
 
-async def bury(handle: WorkerHandle, timing: Timing) -> None:
-    """Make sure that the process is gone; after `kill_s` it is taken for gone."""
-    with contextlib.suppress(WorkerDied, TimeoutError):
+async def bury(handle: WorkerHandle, timing: Timing) -> bool:
+    """Whether the process is gone for certain. Time alone makes nothing certain: call it again."""
+    try:
         async with asyncio.timeout(timing.kill_s):
             await handle.kill()
+    except WorkerDied:
+        return True
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _discard(task: asyncio.Future[Any]) -> None:

@@ -27,8 +27,8 @@ class PrefillWorkerActor:
         config = load(WorkerConfig, config_json, "worker configuration")
         self._process = WorkerProcess(partial(_start_host, worker_id, config))
 
-    def identify(self) -> tuple[str, int, float]:
-        """Ray's id of this node, process id, and when it was created."""
+    def identify(self) -> tuple[str, int, int]:
+        """Ray's id of this node, and `process_identity`."""
         return (ray.get_runtime_context().get_node_id(), *process_identity())
 
     def start(self) -> bytes:

@@ -12,11 +12,10 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-import psutil
-
-__all__ = ["Host", "Progress", "WorkerProcess", "prepare_process", "process_identity"]
+__all__ = ["Host", "Progress", "WorkerProcess", "find_process", "prepare_process", "process_identity"]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -33,9 +32,22 @@ def prepare_process(worker_id: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {worker_id} %(levelname)s %(name)s: %(message)s")
 
 
-def process_identity() -> tuple[int, float]:
-    """Process id and time of creation: together they never name another process of this machine."""
-    return os.getpid(), psutil.Process().create_time()
+def process_identity() -> tuple[int, int]:
+    """Process id and start in ticks since boot: together they never name another process while the machine runs."""
+    pid = os.getpid()
+    found = find_process(pid)
+    assert found is not None
+    return pid, found[0]
+
+
+def find_process(pid: int) -> tuple[int, str] | None:
+    """Start in ticks since boot and state (Z: a zombie), as the kernel tells; None: there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before may hold anything
+    return int(fields[19]), fields[0]
 
 
 class Host(Protocol):

@@ -13,6 +13,7 @@ from controller import launch  # first: it sets what Ray reads when it is import
 from controller.launcher import WorkerDied, WorkerHandle
 from tandem.errors import CheckpointError
 from tandem.v1 import worker_pb2
+from tandem.worker_process import find_process, process_identity
 
 NUMBERS = itertools.count()
 
@@ -48,6 +49,11 @@ async def worker(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> WorkerHandle
                 worker_id=self._worker_id, pid=os.getpid(), address="127.0.0.1:1"
             ).SerializeToString()
 
+        async def identify(self) -> tuple[str, int, int]:
+            import ray
+
+            return (ray.get_runtime_context().get_node_id(), *process_identity())
+
         async def progress(self) -> tuple[int, int]:
             return (1, 2)
 
@@ -56,7 +62,6 @@ async def worker(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> WorkerHandle
             return ""
 
     monkeypatch.setattr(actor, "_actor_class", lambda role: Scripted)
-    monkeypatch.setattr(actor, "_PATIENCE_S", 0.2)
     return await actor.RayLauncher().launch("prefill", f"good-{next(NUMBERS)}", "{}")
 
 
@@ -90,10 +95,18 @@ async def test_the_death_of_a_process_ends_the_wait_with_one_line(worker: Worker
         await worker.progress()
 
 
-async def test_a_frozen_process_is_gone_after_kill(worker: WorkerHandle) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_frozen_process_is_gone_when_kill_returns(
+    worker: WorkerHandle, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from controller import burial
+
+    if elsewhere:  # as from another node: by a task on the process's own
+        monkeypatch.setattr(burial, "_is_here", lambda process: False)
     pid = await started(worker)
     os.kill(pid, signal.SIGSTOP)
     await worker.kill()
+    assert find_process(pid) is None or find_process(pid)[1] == "Z"  # type: ignore[index]
     with pytest.raises(WorkerDied):
         await worker.progress()
 

@@ -13,7 +13,7 @@ from tandem.clock import FakeClock
 from tandem.errors import CapacityError, TandemError
 from tandem.v1 import worker_pb2
 
-QUICK = Timing(look_s=30, progress_s=0, ping_s=30, stop_s=0.01, kill_s=0.01, answer_s=0.01, connect_s=1)
+QUICK = Timing(look_s=30, progress_s=0, ping_s=30, stop_s=0.01, shutdown_s=0.01, kill_s=0.01, answer_s=0.01, connect_s=1)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -125,7 +125,9 @@ async def test_peers_are_told_of_a_death_only_when_the_process_is_gone_for_certa
 
 
 async def test_a_frozen_worker_is_killed_and_replaced() -> None:
-    cluster = Cluster(1, 1, Timing(look_s=30, progress_s=0, ping_s=0.001, answer_s=0.01, stop_s=0.01, kill_s=0.01))
+    cluster = Cluster(
+        1, 1, Timing(look_s=30, progress_s=0, ping_s=0.001, answer_s=0.01, stop_s=0.01, shutdown_s=0.01, kill_s=0.01)
+    )
     await cluster.controller.wait_ready(1, 1)
     frozen = cluster.launcher.of("decode")[0]
     frozen.frozen = True
@@ -133,6 +135,35 @@ async def test_a_frozen_worker_is_killed_and_replaced() -> None:
     assert "kill" in frozen.calls
     await cluster.controller.wait_ready(1, 1)
     assert len(cluster.launcher.of("decode")) == 2
+    await cluster.controller.shutdown()
+
+
+async def test_peers_keep_the_memory_of_a_worker_whose_end_is_not_certain(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(1, 1)
+    await cluster.controller.wait_ready(1, 1)
+    lost, decode = cluster.launcher.of("prefill")[0], cluster.launcher.of("decode")[0]
+    lost.unkillable = True
+    lost.end_by_itself("its step loop failed")
+    await until(lambda: lost.calls.count("kill") > 2)
+    assert "disconnect" not in " ".join(decode.calls)
+    assert "not known to be gone" in caplog.text
+    await cluster.controller.wait_ready(1, 1)  # its replacement does not wait for that
+    assert lost.worker_id not in await cluster.members()
+    lost.unkillable = False
+    await until(lambda: f"disconnect {lost.worker_id}" in decode.calls)
+    await cluster.controller.shutdown()
+
+
+async def test_a_frozen_peer_does_not_hold_up_a_newcomer() -> None:
+    cluster = Cluster(2, 1)
+    await cluster.controller.wait_ready(2, 1)
+    cluster.launcher.of("prefill")[0].frozen = True  # and not found out yet
+    cluster.launcher.of("decode")[0].end_by_itself("its step loop failed")
+    await cluster.gone(cluster.launcher.of("decode")[0])
+    await cluster.controller.wait_ready(2, 1)
+    newcomer = cluster.launcher.of("decode")[1]
+    assert newcomer.worker_id in cluster.launcher.of("prefill")[1].peers
+    assert cluster.controller.overview().pools["decode"].failure == ""
     await cluster.controller.shutdown()
 
 
@@ -182,7 +213,7 @@ async def test_a_crash_at_start_is_retried_after_its_backoff_with_a_new_id() -> 
 
 
 async def test_a_start_that_loads_nothing_is_given_up() -> None:
-    timing = Timing(look_s=30, progress_s=0, stall_s=0.02, stop_s=0.01, kill_s=0.01)
+    timing = Timing(look_s=30, progress_s=0, stall_s=0.02, stop_s=0.01, shutdown_s=0.01, kill_s=0.01)
     cluster = Cluster(1, 1, timing, auto_start=False)
     await until(lambda: len(cluster.launcher.workers) == 2)
     await until(lambda: "loaded nothing" in cluster.controller.overview().pools["prefill"].reason)
