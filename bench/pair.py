@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,9 +31,10 @@ _ROUTER_ID = "bench"
 
 @dataclass(slots=True)
 class Outcome:
-    """What both workers said of one request."""
+    """What both workers said of one request. first_token_s: when the first token was heard of, on the monotonic clock."""
 
     first_token: pb.FirstToken | None = None
+    first_token_s: float = 0.0
     handoff: pb.HandoffSent | None = None
     ready: pb.SequenceReady | None = None
     tokens: tuple[int, ...] = ()
@@ -67,6 +69,7 @@ class WorkerPair:
                 self._opened.release()
                 for event in events.first_tokens:
                     self._outcomes[event.request_id].first_token = event
+                    self._outcomes[event.request_id].first_token_s = time.monotonic()
                     self._settle(event.request_id)
                 for event in events.handoffs:
                     self._outcomes[event.request_id].handoff = event

@@ -16,18 +16,18 @@ from tandem.cache.names import Prefix, child_name, short
 BLOCK = 4
 
 
-def prefix_of(tokens: list[int]) -> Prefix:
-    return Prefix.of("model", BLOCK, tokens)
+def prefix_of(tokens: list[int], block: int = BLOCK) -> Prefix:
+    return Prefix.of("model", block, tokens)
 
 
-def entry_of(tokens: list[int]) -> PrefixEntry:
+def entry_of(tokens: list[int], block: int = BLOCK) -> PrefixEntry:
     """As a worker that keeps a state after these tokens would publish it."""
-    prefix = prefix_of(tokens)
-    full, rest = divmod(len(tokens), BLOCK)
+    prefix = prefix_of(tokens, block)
+    full, rest = divmod(len(tokens), block)
     if rest == 0:
         return PrefixEntry(short(prefix.names[-1]), len(tokens))
     above = prefix.name_of(full)
-    return PrefixEntry(short(child_name(above, tokens[full * BLOCK :])), len(tokens), short(above))
+    return PrefixEntry(short(child_name(above, tokens[full * block :])), len(tokens), short(above))
 
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
@@ -78,15 +78,17 @@ def test_a_decision_among_64_and_64_workers_takes_under_a_millisecond() -> None:
     conversations = [[rng.randrange(1000) for _ in range(rng.randrange(500, 4000))] for _ in range(300)]
     for i in range(64):
         held = [rng.choice(conversations) for _ in range(128)]
-        directory.replace(f"p{i}", tuple({entry_of(tokens[: rng.randrange(1, len(tokens))]) for tokens in held}))
+        directory.replace(f"p{i}", tuple({entry_of(tokens[: rng.randrange(1, len(tokens))], 32) for tokens in held}))
     prefill = tuple(WorkerView(f"p{i}", queue_tokens=rng.randrange(4000)) for i in range(64))
     decode = tuple(WorkerView(f"d{i}", kv_blocks_total=9000, state_slots_total=64, block_size_tokens=32) for i in range(64))
     view = Snapshot(prefill, decode, directory)
     times = []
     for number in range(200):
-        prefix = Prefix.of("model", BLOCK, rng.choice(conversations))
+        prefix = prefix_of(rng.choice(conversations), 32)
         assert prefix.names  # computed once for each request, before it is placed
         started = time.thread_time()
-        assert isinstance(place(view, Need(f"r{number}", 8000, prefix)), Placement)
+        placed = place(view, Need(f"r{number}", 8000, prefix))
         times.append(time.thread_time() - started)
+        assert isinstance(placed, Placement)
+        assert placed.hit_tokens > 0
     assert statistics.median(times) < 1e-3
