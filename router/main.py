@@ -22,7 +22,7 @@ from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
-from tandem.metrics import exposition
+from tandem.metrics import POOLS, Load, exposition
 from tandem.rpc import bind
 from tandem.tokenizer import Tokenizer
 from tandem.trust import Certificates, Trust
@@ -64,6 +64,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
     http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
+    hide_metrics = POOLS.add(lambda: _loads(table))
     with _signals() as (stop, hurry):
         await server.start()
         following = asyncio.create_task(follow(controller_address, router_id, trust, fleet), name="membership")
@@ -74,6 +75,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
             log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
             await _first(asyncio.gather(server.stop(_GRACE_S), http.stop(_GRACE_S)), hurry.wait())
         finally:
+            hide_metrics()
             following.cancel()
             await asyncio.gather(server.stop(None), http.stop(0.0))
             await asyncio.wait([following])
@@ -90,6 +92,13 @@ def run_router(config: RouterConfig, controller_address: str) -> int:
 
     asyncio.run(serve(config, controller_address, announce))
     return 0
+
+
+def _loads(table: WorkerTable) -> Iterator[tuple[str, Load]]:
+    """What every worker said last of its pools."""
+    for entry in table.entries:
+        if (load := entry.handle.load) is not None:
+            yield entry.handle.info.role, load
 
 
 async def _first(*things: object) -> None:

@@ -218,3 +218,15 @@ def test_the_load_shows_leases_by_state_with_the_oldest_age(bench: Bench) -> Non
     load = bench.loop.load()
     assert (load.leases["reserved"], load.leases["verified"]) == (1, 1)
     assert (load.lease_ages["reserved"], load.lease_ages["verified"], load.lease_ages["running"]) == (4.0, 1.0, 0.0)
+
+
+def test_a_cancel_that_crosses_the_last_token_frees_once_and_takes_nobody_elses_memory(bench: Bench) -> None:
+    first = bench.join("a", max_new_tokens=2)
+    bench.turn()
+    assert bench.tokens() == {"a": [(1, 51, "length")]}
+    second = bench.join("b", max_new_tokens=4)  # it got the memory that "a" has just left
+    assert set(second.block_ids) & set(first.block_ids)
+    bench.loop.inbox.put(CancelSequence(("a", 1)))
+    bench.turn(3)
+    assert bench.tokens()["b"][-1] == (3, 53, "length")
+    assert bench.is_whole

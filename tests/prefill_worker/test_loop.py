@@ -365,3 +365,27 @@ def test_an_idle_worker_tells_once_of_what_is_missing_with_the_prompt_that_had_i
     assert f"slot {stolen} is missing; last held by request a, attempt 1: taken at" in caplog.text
     assert "lease l of decode-1 granted at 0.000 s, freed at 0.000 s" in caplog.text
     assert bench.loop.load().pool_mismatches == 1
+
+
+def test_a_prompt_that_fails_ends_the_decode_workers_lease_as_soon_as_nothing_is_in_flight(bench: Bench) -> None:
+    task = bench.place("a", 4)
+    bench.turn()
+    bench.engine.fail_next = True
+    bench.grant(task)
+    bench.turn()
+    assert bench.handoffs["a"].on_quiet is not None
+    assert bench.released == []
+    bench.handoffs["a"].on_quiet()
+    bench.turn()
+    assert bench.released == [("aborted", False)]
+    assert bench.is_whole
+
+
+def test_prefill_for_a_client_that_has_gone_stops_at_the_next_chunk(bench: Bench) -> None:
+    task = bench.place("a", 80)  # ten chunks
+    bench.turn()
+    bench.grant(task)
+    bench.turn(3)
+    bench.loop.inbox.put(CancelTask(task.key))
+    bench.turn(5)
+    assert len(bench.engine.steps) == 3

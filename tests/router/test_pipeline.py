@@ -225,6 +225,17 @@ def _fail_finally(handle: FakeWorkerHandle, key: AttemptKey, kind: str) -> None:
     handle.emit(key, Failed(handle.info.id, kind, "its queue is full", retryable=False))
 
 
+async def test_clients_that_use_one_id_at_the_same_time_each_get_their_own_answer() -> None:
+    bench = Bench(1, 1)
+    texts = ["one", "three", "elevens"]
+    alone = [await Bench().ask(prompt(text, max_new_tokens=6)) for text in texts]
+    together = await asyncio.gather(*(bench.ask(prompt(text, max_new_tokens=6)) for text in texts))
+    assert [tokens for tokens, _, _ in together] == [tokens for tokens, _, _ in alone]
+    assert {outcome.request_id for _, _, outcome in together} == {"test"}
+    assert len({request.request_id for request, _, _ in bench.cluster.prefill[0].submitted}) == 3
+    bench.assert_nothing_is_left()
+
+
 # ---- order ----
 
 

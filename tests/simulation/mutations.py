@@ -23,6 +23,7 @@ from router.attempt import Attempt
 from transfer.handoff import Outgoing
 from transfer.lease import LeaseTable
 from transfer.lease_state import Lease, LeaseState
+from transfer.outgoing_state import OutgoingState
 from transfer.record import Expectation, HandoffRecord
 from transfer.sender import Sender
 
@@ -94,7 +95,7 @@ def _sender_quiet_while_writing() -> AbstractContextManager[object]:
     settle = Sender._settle
 
     def hasty(self: Sender, outgoing: Outgoing) -> bool:
-        if outgoing.aborted:
+        if outgoing.state is OutgoingState.ABORTED:
             outgoing.in_flight.clear()
         return settle(self, outgoing)
 
