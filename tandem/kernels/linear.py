@@ -53,9 +53,6 @@ class CpuLinear:
 
     def _grouped(self, x_TK: torch.Tensor, then: str, other_TN: torch.Tensor | None, stable_rows: bool) -> torch.Tensor:
         rows = x_TK.shape[0]
-        if rows == 1 and self._pad_single and self.is_packed:
-            doubled = None if other_TN is None else other_TN.repeat(2, 1)
-            return self._run(x_TK.repeat(2, 1), then, doubled)[:1]
         if not stable_rows or rows <= ALIKE_ROWS or x_TK.dtype == torch.float32:
             return self._run(x_TK, then, other_TN)
         groups = [slice(i, i + ALIKE_ROWS) for i in range(0, rows, ALIKE_ROWS)]
@@ -65,6 +62,8 @@ class CpuLinear:
         if self._packed is None:
             assert self._plain is not None
             return _then(functional.linear(x_TK, self._plain), then, other_TN)
+        if self._pad_single and x_TK.shape[0] == 1:
+            return self._run(x_TK.repeat(2, 1), then, None if other_TN is None else other_TN.repeat(2, 1))[:1]
         if other_TN is None:
             return torch.ops.mkldnn._linear_pointwise(x_TK, self._packed, None, then, [], "")  # type: ignore[no-any-return]
         return torch.ops.mkldnn._linear_pointwise.binary(x_TK, other_TN, self._packed, None, then)  # type: ignore[no-any-return]
