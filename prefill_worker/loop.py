@@ -26,6 +26,7 @@ from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
+from prefill_worker.waste import WasteCount
 from tandem.cache.spec import PagedKvSpec
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
@@ -42,6 +43,7 @@ __all__ = ["HandoffSource", "PrefillLoop", "ReservationClient"]
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
+_QUICK_ANSWER_S = 0.1
 _LEAVING = Leaving("the prefill worker ends; the request goes on elsewhere")
 
 
@@ -97,6 +99,7 @@ class PrefillLoop:
         self._stopping = False
         self._draining = False
         self._step_s = 0.0
+        self.waste = WasteCount()
 
     def run(self) -> None:
         while not self._stopping:
@@ -126,6 +129,8 @@ class PrefillLoop:
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
             step_seconds=self._step_s,
+            wasted_chunks=self.waste.total_chunks,
+            worst_wasted_chunks=self.waste.worst_chunks,
             prefixes=self._memory.index,
             pool_mismatches=self._watch.num_missing,
         )
@@ -144,6 +149,7 @@ class PrefillLoop:
                 case MemoryQuiet(key):
                     self._memory_quiet(key)
                 case CancelTask(key):
+                    self.waste.dropped(key)
                     self._drop(lambda task, key=key: task.key == key)  # type: ignore[misc]
                 case AskTask(key, router_id):
                     self._report.standing(router_id, *key, known=self._knows(key))
@@ -254,7 +260,7 @@ class PrefillLoop:
 
     def _start_waiting(self) -> None:
         """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
-        started = sum(p.num_remaining for p in self._running) + sum(r.num_remaining for r in self._reserving.values())
+        started = sum(p.num_remaining for p in self._running) + sum(r.num_remaining for r in self._fresh_reservations())
         while self._waiting and may_start_another(started, self._config.chunk_tokens):
             task = self._waiting[0]
             memory = self._memory.take(task)
@@ -263,10 +269,16 @@ class PrefillLoop:
             self._waiting.popleft()
             started += task.num_tokens - memory.num_cached
             if task.needs_handoff:
-                self._reserving[task.key] = ReservingPrompt(task, memory)
+                self._reserving[task.key] = ReservingPrompt(task, memory, self._clock.now())
                 self._reservations.reserve(task)
             else:
                 self._begin(task, memory, None, None)
+
+    def _fresh_reservations(self) -> list[ReservingPrompt]:
+        """Those that may begin at any moment. One whose decode worker is full, or does not answer, must not keep others from
+        theirs."""
+        since_s = self._clock.now() - _QUICK_ANSWER_S
+        return [reserving for reserving in self._reserving.values() if reserving.asked_s >= since_s]
 
     def _begin(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant | None, handoff: Handoff | None) -> None:
         self._holdings.note(memory, f"lease {grant.lease_id} of {grant.peer_id} granted" if grant else "begun without a lease")
@@ -291,6 +303,7 @@ class PrefillLoop:
                 self._leave_aborted(prompt, "prefill failed")
             return
         self._step_s = self._clock.now() - started_s
+        self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 
     def _compute(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[FirstDraw]:

@@ -66,6 +66,7 @@ class ReservingPrompt:
 
     task: PrefillTask
     memory: LocalMemory
+    asked_s: float
     cancelled: bool = False
 
     @property

@@ -159,6 +159,7 @@ class PrefillWorker:
             self._place(router_id, command.task)
         elif command.HasField("cancel"):
             key = (command.cancel.request_id, command.cancel.attempt)
+            self._loop.waste.gone(key)
             self._loop.inbox.put(CancelTask(key))
             self._peers.withdraw(lambda task: task.key == key)
 

@@ -62,4 +62,6 @@ def _worker(info: WorkerInfo, state: str, load: WorkerLoad) -> pb.WorkerStatus:
         kv_blocks=pb.UsedOfTotal(used=load.kv_blocks_used, total=load.kv_blocks_total or info.kv_blocks_total),
         state_slots=pb.UsedOfTotal(used=load.state_slots_used, total=load.state_slots_total or info.state_slots_total),
         pool_mismatches=load.pool_mismatches,
+        wasted_chunks=load.wasted_chunks,
+        worst_wasted_chunks=load.worst_wasted_chunks,
     )

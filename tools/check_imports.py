@@ -86,6 +86,7 @@ PURE = (
     "transfer/plan.py",
     "transfer/record.py",
     "prefill_worker/scheduler.py",
+    "prefill_worker/waste.py",
     "decode_worker/scheduler.py",
     "router/admission.py",
     "router/estimates.py",

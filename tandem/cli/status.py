@@ -81,6 +81,8 @@ def as_json(status: operations_pb2.Status) -> dict[str, Any]:
                 "kv_blocks": {"used": worker.kv_blocks.used, "total": worker.kv_blocks.total},
                 "state_slots": {"used": worker.state_slots.used, "total": worker.state_slots.total},
                 "pool_mismatches": worker.pool_mismatches,
+                "wasted_chunks": worker.wasted_chunks,
+                "worst_wasted_chunks": worker.worst_wasted_chunks,
             }
             for worker in status.workers
         ],

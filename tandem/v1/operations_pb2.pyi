@@ -228,6 +228,8 @@ class WorkerStatus(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_FIELD_NUMBER: _builtins.int
     POOL_MISMATCHES_FIELD_NUMBER: _builtins.int
+    WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     """prefill or decode"""
@@ -245,6 +247,10 @@ class WorkerStatus(_message.Message):
     """requests that are computed"""
     pool_mismatches: _builtins.int
     """blocks and slots that its idle check found missing; 0 when all is well"""
+    wasted_chunks: _builtins.int
+    """prefill: chunks that ran while their request's cancel came, since start"""
+    worst_wasted_chunks: _builtins.int
+    """… and the most for one request: 1 when all is well"""
     @_builtins.property
     def kv_blocks(self) -> Global___UsedOfTotal: ...
     @_builtins.property
@@ -264,10 +270,12 @@ class WorkerStatus(_message.Message):
         kv_blocks: Global___UsedOfTotal | None = ...,
         state_slots: Global___UsedOfTotal | None = ...,
         pool_mismatches: _builtins.int = ...,
+        wasted_chunks: _builtins.int = ...,
+        worst_wasted_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_blocks", b"kv_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -361,7 +361,7 @@ class WorkerLoad(_message.Message):
     leaving: _builtins.bool
     """about to end: place nothing more here"""
     wasted_chunks: _builtins.int
-    """prefill: chunks that were still computed after their request's cancel had come, in all"""
+    """prefill: chunks that ran while their request's cancel came, since start"""
     worst_wasted_chunks: _builtins.int
     """… and the most for one request"""
     @_builtins.property

@@ -55,6 +55,8 @@ def test_json_has_the_promised_names() -> None:
         "kv_blocks": {"used": 5, "total": 100},
         "state_slots": {"used": 1, "total": 64},
         "pool_mismatches": 0,
+        "wasted_chunks": 0,
+        "worst_wasted_chunks": 0,
     }
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,8 @@ class Bench:
         self.reserved: list[PrefillTask] = []
         self.released: list[tuple[str, bool]] = []
         self.handoffs: dict[str, FakeHandoff] = {}
-        self.loop = PrefillLoop(self.engine, PrefillConfig(chunk_tokens=chunk_tokens), self, self, self.hub, FakeClock())
+        self.clock = FakeClock()
+        self.loop = PrefillLoop(self.engine, PrefillConfig(chunk_tokens=chunk_tokens), self, self, self.hub, self.clock)
 
     def reserve(self, task: PrefillTask) -> None:
         self.reserved.append(task)
@@ -194,6 +196,34 @@ def test_a_cancelled_prompt_gives_everything_back(bench: Bench, when: str, messa
         bench.loop.inbox.put(MemoryQuiet(task.key))
         bench.turn()
     assert bench.is_whole
+
+
+def test_only_the_chunk_that_runs_when_the_cancel_comes_is_wasted(bench: Bench) -> None:
+    task = bench.place("a", 40)
+    bench.turn()
+    bench.grant(task)
+    forward = bench.engine.forward
+
+    def cancelled_meanwhile(*args: Any, **kwargs: Any) -> Any:
+        bench.loop.waste.gone(task.key)
+        bench.loop.inbox.put(CancelTask(task.key))
+        return forward(*args, **kwargs)
+
+    bench.turn()
+    assert bench.loop.load().wasted_chunks == 0
+    bench.engine.forward = cancelled_meanwhile  # type: ignore[method-assign]
+    bench.turn(3)
+    load = bench.loop.load()
+    assert (len(bench.engine.steps), load.wasted_chunks, load.worst_wasted_chunks) == (2, 1, 1)
+
+
+def test_a_decode_worker_that_does_not_answer_does_not_hold_up_the_prompts_of_others(bench: Bench) -> None:
+    stuck, other = bench.place("stuck", 32), bench.place("other", 4)
+    bench.turn()
+    assert bench.reserved == [stuck]
+    bench.clock.advance(1.0)
+    bench.turn()
+    assert bench.reserved == [stuck, other]
 
 
 def test_a_draining_worker_finishes_what_has_memory_and_gives_the_rest_back_at_once(bench: Bench) -> None:
