@@ -50,8 +50,8 @@ class Turn:
 
 
 async def converse(pair: WorkerPair, number: int, turns: int, script: list[Turn] | None) -> list[Turn]:
-    """The user's part depends on the conversation's number alone. script: the same conversation in an earlier run, whose answers
-    stand in the prompts here too, so that one that differs does not change all that follow."""
+    """The user's part depends on the conversation's number alone. script: the same conversation in an earlier run, whose
+    answers stand in the prompts here too, so that one that differs does not change all that follow."""
     rng = random.Random(number)
     instructions = random.Random("instructions")
     prompt = [instructions.randrange(_VOCAB) for _ in range(_INSTRUCTIONS)]
