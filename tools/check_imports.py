@@ -28,7 +28,13 @@ class Owners:
 ONLY_IN = {
     "ray": Owners(
         "the actors and what launches them",
-        ("prefill_worker/actor.py", "decode_worker/actor.py", "controller/actor.py", "controller/burial.py", "controller/launch.py"),
+        (
+            "prefill_worker/actor.py",
+            "decode_worker/actor.py",
+            "controller/actor.py",
+            "controller/burial.py",
+            "controller/launch.py",
+        ),
     ),
     "nixl": Owners("the one transfer agent", ("transfer/nixl_agent.py",)),
     "grpc": Owners(
