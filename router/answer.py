@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tandem.chat_parser import ChatFormat, ChatParser, ChatParts, ToolCall
 from tandem.detokenizer import IncrementalDetokenizer
 from tandem.request import FinishReason, StopRules, TokenLogprobs
 from tandem.stopping import StopMatcher
@@ -27,6 +28,7 @@ class Delta:
     """What came since the client read last, in one piece: a slow client costs no more than its answer.
 
     logprobs: one for each token, or none. index: of the answer among those to the same prompt. prompt: in the first one only.
+    reasoning, tool_calls: of a chat; they are not in `text`.
     """
 
     token_ids: tuple[int, ...]
@@ -34,6 +36,8 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0
     prompt: Prompt | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Answer:
@@ -44,7 +48,7 @@ class Answer:
     The rules are checked here too, so that no worker can make an answer longer than was asked for. Stop strings count from the
     text of the token after min_new_tokens on.
 
-    prompt: what of the prompt the client wants back.
+    prompt: what of the prompt the client wants back. chat_format: how the text is taken apart; None: it is not.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Answer:
         rules: StopRules,
         index: int = 0,
         prompt: Prompt | None = None,
+        chat_format: ChatFormat | None = None,
     ) -> None:
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -64,7 +69,8 @@ class Answer:
         self._prompt = prompt
         self._unread_ids: list[int] = []
         self._unread_logprobs: list[TokenLogprobs] = []
-        self._unread_text: list[str] = []
+        self._parser = ChatParser(chat_format or ChatFormat())
+        self._unread: list[ChatParts] = []
         self._closed = False
         self._news = asyncio.Event()
 
@@ -92,16 +98,24 @@ class Answer:
 
     async def read(self) -> Delta | None:
         """Everything new, once there is any; None after the last. Only one reader."""
-        while not self._unread_ids and not self._unread_text:
+        while not self._unread_ids and not self._unread:
             if self._closed:
                 return None
             self._news.clear()
             await self._news.wait()
         logprobs = tuple(self._unread_logprobs)
-        delta = Delta(tuple(self._unread_ids), "".join(self._unread_text), logprobs, self._index, self._prompt)
+        unread, self._unread = self._unread, []
+        delta = Delta(
+            token_ids=tuple(self._unread_ids),
+            text="".join(parts.content for parts in unread),
+            logprobs=logprobs,
+            index=self._index,
+            prompt=self._prompt,
+            reasoning="".join(parts.reasoning for parts in unread),
+            tool_calls=tuple(call for parts in unread for call in parts.tool_calls),
+        )
         self._prompt = None
         self._unread_ids.clear()
-        self._unread_text.clear()
         self._unread_logprobs.clear()
         return delta
 
@@ -111,7 +125,7 @@ class Answer:
         if token not in self._rules.stop_token_ids:
             self._say(self._detokenizer.push((token,)))
         if self._matcher.stopped:
-            self.finish_reason = FinishReason.STOP
+            self._end(FinishReason.STOP)
         elif reason := self._rules.finish_reason(len(self.generated), token):
             self._end(reason)
 
@@ -119,11 +133,15 @@ class Answer:
         """Give back what was held, unless the unfinished character completes a stop string."""
         self._say(self._detokenizer.flush())
         self.finish_reason = FinishReason.STOP if self._matcher.stopped else reason
-        if rest := self._matcher.flush():
-            self._unread_text.append(rest)
+        self._keep(self._parser.push(self._matcher.flush()))
+        self._keep(self._parser.flush())
 
     def _say(self, text: str) -> None:
         if len(self.generated) > self._rules.min_new_tokens:
             text = self._matcher.push(text)
         if text:
-            self._unread_text.append(text)
+            self._keep(self._parser.push(text))
+
+    def _keep(self, parts: ChatParts) -> None:
+        if parts.content or parts.reasoning or parts.tool_calls:
+            self._unread.append(parts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tandem.detokenizer import IncrementalDetokenizer
+from tandem.tokenizer import ChatPrompt
 
 __all__ = ["ModelInfo", "ServedModel", "TokenizerLike"]
 
@@ -36,7 +37,12 @@ class TokenizerLike(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]: ...
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = ...,
+    ) -> ChatPrompt: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

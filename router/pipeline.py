@@ -166,7 +166,8 @@ class Pipeline:
         # Ids of clients may repeat; between processes they may not.
         wire_id = f"{job.request_id}.{secrets.token_hex(4)}"
         job.request = dataclasses.replace(valid.answer_request(index), request_id=wire_id)
-        job.answer = Answer(model.tokenizer.detokenizer(), valid.stop_strings, valid.request.stop, index, valid.prompt)
+        stops = valid.stop_strings, valid.request.stop
+        job.answer = Answer(model.tokenizer.detokenizer(), *stops, index, valid.prompt, valid.chat_format)
 
     def _admit(self, job: Job, until: float | None) -> None:
         job.ticket = self._queue.admit(job.request.service_class, len(job.request.tokens), until)
@@ -206,6 +207,7 @@ class Pipeline:
         return await attempt.until_finished(job.timings)
 
     def _finish(self, job: Job, attempt: Attempt, reason: FinishReason) -> Outcome:
+        attempt.absorb(job.answer.generated)
         job.phase = Phase.FINISHED
         job.timings.finished = self._clock.now()
         return Outcome(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -209,7 +210,9 @@ def _retry_after(error: BaseException) -> tuple[tuple[str, str], ...]:
 def _response(item: Delta | Outcome, token_bytes: Callable[[int], bytes]) -> pb.GenerateResponse:
     if isinstance(item, Outcome):
         return pb.GenerateResponse(finished=_finished(item), index=item.index)
-    response = pb.GenerateResponse(token_ids=item.token_ids, text=item.text, index=item.index)
+    response = pb.GenerateResponse(token_ids=item.token_ids, text=item.text, index=item.index, reasoning=item.reasoning)
+    for call in item.tool_calls:
+        response.tool_calls.add(id=f"call_{secrets.token_hex(12)}", name=call.name, arguments=call.arguments)
     if item.logprobs:
         response.logprobs.extend(map(partial(_logprobs, token_bytes), item.token_ids, item.logprobs))
     if item.prompt is not None:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from router.answer import Prompt
+from router.conversation import encode_conversation
 from router.model import ServedModel
+from tandem.chat_parser import ChatFormat
 from tandem.errors import InvalidRequest
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import inference_pb2 as pb
 
-__all__ = ["ROLES", "ValidRequest", "validate", "validate_request_id"]
+__all__ = ["ValidRequest", "validate", "validate_request_id"]
 
-ROLES = ("system", "user", "assistant", "tool")
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
@@ -38,12 +39,13 @@ _CLASSES = {
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
     """stop_strings stay with the router, since only it has text. num_answers: to the same prompt. prompt: what the client wants
-    back of it."""
+    back of it. chat_format: how answers to a chat are taken apart."""
 
     request: Request
     stop_strings: tuple[str, ...]
     num_answers: int = 1
     prompt: Prompt | None = None
+    chat_format: ChatFormat | None = None
 
     def answer_request(self, index: int) -> Request:
         """Of the answer with this index. Each has a seed of its own, the first one the client's."""
@@ -73,7 +75,7 @@ def validate(
     _require(1 <= num_answers <= MAX_ANSWERS, "n", f"must be from 1 to {MAX_ANSWERS}, not {num_answers}")
     stop_strings = _stop_strings(message)
     stop_token_ids = _stop_token_ids(message, model)
-    prompt = _prompt(message, model)
+    prompt, chat_format = _prompt(message, model)
     limit = model.info.max_context_tokens
     max_new_tokens = _max_new_tokens(message, len(prompt), limit, max_new_tokens_default)
     request = Request(
@@ -84,7 +86,7 @@ def validate(
         service_class=_CLASSES[message.service_class],
         output=output,
     )
-    return ValidRequest(request, stop_strings, num_answers, _prompt_back(message, prompt, model))
+    return ValidRequest(request, stop_strings, num_answers, _prompt_back(message, prompt, model), chat_format)
 
 
 def validate_request_id(request_id: str) -> str:
@@ -167,17 +169,19 @@ def _stop_token_ids(message: pb.GenerateRequest, model: ServedModel) -> frozense
     return frozenset((*own, *eos))
 
 
-def _prompt(message: pb.GenerateRequest, model: ServedModel) -> tuple[int, ...]:
+def _prompt(message: pb.GenerateRequest, model: ServedModel) -> tuple[tuple[int, ...], ChatFormat | None]:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequest("prompt", "is missing; set one of text, token_ids and chat")
     ids: Sequence[int]
+    chat_format = None
     if kind == "text":
         ids = model.tokenizer.encode(message.text) if message.text else []
     elif kind == "token_ids":
         ids = message.token_ids.ids  # not copied before its length is known
     else:
-        ids = model.tokenizer.encode_chat(_conversation(message.chat))
+        chat = encode_conversation(message.chat, model)
+        ids, chat_format = chat.token_ids, chat.form
     if not ids:
         raise InvalidRequest(kind, "is empty; at least one token is needed")
     longest = model.info.max_context_tokens - 1
@@ -186,16 +190,7 @@ def _prompt(message: pb.GenerateRequest, model: ServedModel) -> tuple[int, ...]:
             kind, f"the prompt has {len(ids)} tokens; with one token of answer at most {longest} fit the context"
         )
     _check_ids(kind, ids, model.info.vocab_size)
-    return tuple(ids)
-
-
-def _conversation(chat: pb.ChatMessages) -> list[tuple[str, str]]:
-    if not chat.messages:
-        raise InvalidRequest("chat", "has no messages")
-    for place, message in enumerate(chat.messages):
-        if message.role not in ROLES:
-            raise InvalidRequest(f"chat.messages[{place}].role", f"{message.role!r} is unknown; known are {', '.join(ROLES)}")
-    return [(message.role, message.content) for message in chat.messages]
+    return tuple(ids), chat_format
 
 
 def _max_new_tokens(message: pb.GenerateRequest, num_prompt: int, limit: int, default: int) -> int:

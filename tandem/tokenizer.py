@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tandem.chat_parser import ChatFormat
 from tandem.detokenizer import BytePieces, IncrementalDetokenizer, PieceDecoder, piece_decoder
 from tandem.errors import CheckpointError, InvalidRequest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-__all__ = ["IncrementalDetokenizer", "Tokenizer"]
+__all__ = ["ChatPrompt", "IncrementalDetokenizer", "Tokenizer"]
 
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """token_ids: up to where the assistant's next message begins. form: how the answer is to be taken apart."""
+
+    token_ids: list[int]
+    form: ChatFormat = field(default_factory=ChatFormat)
 
 
 class Tokenizer:
@@ -64,22 +75,32 @@ class Tokenizer:
         """Token ids of a prompt, with the special tokens that the model wants around it (often none)."""
         return self._ids_of(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a conversation of (role, content), up to where the assistant's next message begins.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ChatPrompt:
+        """messages: each with role and content at least, as the template has them; tools: in OpenAI's form; options: more
+        variables for the template.
 
         Raises:
-            InvalidRequest: the model has no chat template, or the template refuses these messages.
+            InvalidRequest: the model has no chat template, or the template refuses these messages or knows no tools.
         """
         if self._template is None:
             raise InvalidRequest("chat", "this model has no chat template; send the prompt as text or token ids")
+        if tools and "tools" not in self._template:
+            raise InvalidRequest("chat.tools", "this model's chat template takes no tools")
         if self._render is None:
             self._render = _compile_template(self._template)
         special = {
             name: _token_text(self._settings.get(name)) or "" for name in ("bos_token", "eos_token", "unk_token", "pad_token")
         }
-        conversation = [{"role": role, "content": content} for role, content in messages]
-        text = self._render(messages=conversation, add_generation_prompt=True, **special)
-        return self._ids_of(text, add_special_tokens=False)
+        variables = {**options, **special, "messages": list(messages), "tools": list(tools) or None}
+        text = self._render(**{"add_generation_prompt": True, **variables})
+        reasons = "<think>" in self._template
+        form = ChatFormat(reasons, reasons and text.rstrip().endswith("<think>"), tools)
+        return ChatPrompt(self._ids_of(text, add_special_tokens=False), form)
 
     def _ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
         """A batch of one: unlike `encode` it lets other threads run meanwhile, and it computes no offsets."""

@@ -182,20 +182,21 @@ def test_end_tokens_come_from_all_the_files_that_name_them(folder: Path) -> None
 
 def test_a_conversation_is_rendered_by_the_models_template(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
-    ids = tokenizer.encode_chat([("system", "be brief"), ("user", "hi")])
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    ids = tokenizer.encode_chat(messages).token_ids
     expected = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert ids == BYTE_LEVEL.encode(expected).ids
 
 
 def test_what_the_template_refuses_is_the_clients_mistake(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"chat: .*no tools here"):
-        Tokenizer.load(folder).encode_chat([("tool", "x")])
+        Tokenizer.load(folder).encode_chat([{"role": "tool", "content": "x"}])
 
 
 def test_a_model_without_chat_template_says_so(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(InvalidRequest, match="no chat template"):
-        Tokenizer.load(folder).encode_chat([("user", "x")])
+        Tokenizer.load(folder).encode_chat([{"role": "user", "content": "x"}])
 
 
 def test_a_folder_without_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
@@ -208,7 +209,8 @@ def test_a_folder_without_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_loading_brings_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from tandem.tokenizer import Tokenizer; t = Tokenizer.load(sys.argv[1]); t.encode_chat([('user', 'x')]);"
+        "import sys; from tandem.tokenizer import Tokenizer; t = Tokenizer.load(sys.argv[1]);"
+        "t.encode_chat([dict(role='user', content='x')]);"
         "sys.exit(int('torch' in sys.modules or 'transformers' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0

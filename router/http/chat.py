@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from router.http.completions import Asked, fill_common
@@ -33,6 +34,9 @@ def read_chat(body: dict[str, Any]) -> Asked:
         if not isinstance(each, dict):
             raise InvalidRequest(f"messages[{place}]", "must be an object")
         message.chat.messages.append(_message(Fields(each, f"messages[{place}].")))
+    _tools(fields, message.chat)
+    if fields.inner("chat_template_kwargs") is not None:
+        message.chat.template_options = json.dumps(fields.get("chat_template_kwargs"))
     fields.only("modalities", ["text"])
     fields.only("audio")
     fields.done()
@@ -49,10 +53,48 @@ def _logprobs(fields: Fields, message: pb.GenerateRequest) -> None:
 
 def _message(fields: Fields) -> pb.ChatMessage:
     role = fields.text("role") or ""
-    message = pb.ChatMessage(role=_ROLES.get(role, role), content=_content(fields))
-    fields.ignore("name", "refusal", "annotations")
+    message = pb.ChatMessage(
+        role=_ROLES.get(role, role),
+        content=_content(fields),
+        reasoning=fields.text("reasoning_content") or "",
+        tool_call_id=fields.text("tool_call_id") or "",
+        name=fields.text("name") or "",
+        tool_calls=_calls(fields),
+    )
+    fields.ignore("refusal", "annotations", "audio", "function_call")
     fields.done()
     return message
+
+
+def _calls(fields: Fields) -> list[pb.ToolCall]:
+    calls = fields.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidRequest(fields.name("tool_calls"), "must be a list")
+    out = []
+    for place, call in enumerate(calls):
+        where = f"{fields.name('tool_calls')}[{place}]"
+        if not isinstance(call, dict):
+            raise InvalidRequest(where, "must be an object")
+        outer = Fields(call, f"{where}.")
+        function = outer.inner("function") or Fields({}, f"{where}.function.")
+        out.append(
+            pb.ToolCall(id=outer.text("id") or "", name=function.text("name") or "", arguments=function.text("arguments") or "")
+        )
+    return out
+
+
+def _tools(fields: Fields, chat: pb.ChatMessages) -> None:
+    """Which tools the model sees. What it answers is not forced, so `required` and named tools are refused."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise InvalidRequest("tool_choice", f"{choice!r} is not supported; use auto or none")
+    fields.only("parallel_tool_calls", True)
+    if tools is None or choice == "none":
+        return
+    try:
+        chat.tools = json.dumps(tools, ensure_ascii=False)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise InvalidRequest("tools", f"cannot be read: {error}") from error
 
 
 def _content(fields: Fields) -> str:

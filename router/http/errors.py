@@ -62,5 +62,6 @@ def body_of(refusal: Refusal) -> dict[str, Any]:
 
 def _param(field: str) -> str:
     field = field.removeprefix("sampling.")
-    field = re.sub(r"^chat\.messages", "messages", field)
+    field = re.sub(r"^chat\.(messages|tools)", r"\1", field)
+    field = field.replace("chat.template_options", "chat_template_kwargs")
     return _PARAMS.get(field, field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any, Protocol
 
 from router.answer import Delta
 from router.job import Outcome
-from tandem.request import TokenLogprobs
+from tandem.chat_parser import ToolCall
+from tandem.request import FinishReason, TokenLogprobs
 
 __all__ = ["ChatReply", "CompletionReply", "Envelope", "Reply", "timings_of", "token_text"]
 
@@ -145,17 +147,25 @@ class ChatReply:
     tells_usage: bool = False
     usage: _Usage = field(default_factory=_Usage)
     _choices: dict[int, Json] = field(default_factory=dict)
+    _num_calls: dict[int, int] = field(default_factory=dict)
 
     KIND = "chat.completion"
     CHUNK = "chat.completion.chunk"
 
     def add(self, place: int, item: Delta | Outcome) -> None:
         choice = self._choices.setdefault(item.index, self._empty(item.index))
+        message = choice["message"]
         if isinstance(item, Outcome):
             self.usage.add(place, item)
-            choice["finish_reason"] = item.finish_reason.value
+            choice["finish_reason"] = _finish_reason(item, bool(message.get("tool_calls")))
+            if message.get("tool_calls") and not message["content"]:
+                message["content"] = None
             return
-        choice["message"]["content"] += item.text
+        message["content"] += item.text
+        if item.reasoning:
+            message["reasoning_content"] = message.get("reasoning_content", "") + item.reasoning
+        for call in item.tool_calls:
+            message.setdefault("tool_calls", []).append(_call(call))
         if self.tells_logprobs:
             choice["logprobs"]["content"] += self._logprobs(item)
 
@@ -164,15 +174,27 @@ class ChatReply:
         return self.envelope.wrap(self.KIND, choices, usage=self.usage.as_json(), timings=self.usage.timings())
 
     def chunks(self, place: int, item: Delta | Outcome) -> Iterator[Json]:
-        if item.index not in self._choices:
-            self._choices[item.index] = {}
+        if item.index not in self._num_calls:
+            self._num_calls[item.index] = 0
             yield self._chunk(item.index, {"role": "assistant", "content": ""})
         if isinstance(item, Outcome):
             self.usage.add(place, item)
-            yield self._chunk(item.index, {}, finish_reason=item.finish_reason.value)
-        elif item.text or self.tells_logprobs:
+            yield self._chunk(item.index, {}, finish_reason=_finish_reason(item, self._num_calls[item.index] > 0))
+            return
+        if delta := self._delta(item):
             logprobs = {"content": self._logprobs(item), "refusal": None} if self.tells_logprobs else None
-            yield self._chunk(item.index, {"content": item.text}, logprobs=logprobs)
+            yield self._chunk(item.index, delta, logprobs=logprobs)
+
+    def _delta(self, item: Delta) -> Json:
+        """Empty: there is nothing to tell."""
+        delta: Json = {"content": item.text} if item.text or self.tells_logprobs else {}
+        if item.reasoning:
+            delta["reasoning_content"] = item.reasoning
+        if item.tool_calls:
+            first = self._num_calls[item.index]
+            self._num_calls[item.index] += len(item.tool_calls)
+            delta["tool_calls"] = [{"index": place, **_call(call)} for place, call in enumerate(item.tool_calls, first)]
+        return delta
 
     def usage_chunk(self) -> Json:
         return self.envelope.wrap(self.CHUNK, [], usage=self.usage.as_json(), timings=self.usage.timings())
@@ -196,6 +218,15 @@ class ChatReply:
     def _one(self, token: int, logprob: float) -> Json:
         raw = self.token_bytes(token)
         return {"token": token_text(raw), "logprob": logprob, "bytes": list(raw)}
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _finish_reason(outcome: Outcome, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and outcome.finish_reason is FinishReason.STOP else outcome.finish_reason.value
 
 
 def token_text(raw: bytes) -> str:

@@ -26,8 +26,9 @@ def tokens(*ids: int, **fields: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), **fields)
 
 
-def chat(*roles: str) -> pb.GenerateRequest:
-    return pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role=role, content="x") for role in roles]))
+def chat(*roles: str, **fields: str) -> pb.GenerateRequest:
+    messages = [pb.ChatMessage(role=role, content="x") for role in roles]
+    return pb.GenerateRequest(chat=pb.ChatMessages(messages=messages, **fields))
 
 
 REFUSED = {
@@ -38,7 +39,19 @@ REFUSED = {
     "token beyond the vocabulary": (tokens(1, 256), "token_ids"),
     "no messages": (chat(), "chat"),
     "unknown role": (chat("user", "boss"), r"chat\.messages\[1\]\.role"),
-    "template refuses": (chat("tool"), "chat"),
+    "template refuses": (
+        pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="never")])),
+        "chat",
+    ),
+    "tools that are no JSON": (chat("user", tools="["), r"chat\.tools"),
+    "tools without a function": (chat("user", tools='[{"type": "function"}]'), r"chat\.tools\[0\]"),
+    "options that are no object": (chat("user", template_options="[]"), r"chat\.template_options"),
+    "arguments that are no object": (
+        pb.GenerateRequest(
+            chat=pb.ChatMessages(messages=[pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(arguments="3")])])
+        ),
+        r"chat\.messages\[0\]\.tool_calls\[0\]\.arguments",
+    ),
     "text beyond the context": (prompt("x" * LIMIT), "text"),
     "tokens beyond the context": (tokens(*[1] * LIMIT), "token_ids"),
     "no new tokens": (prompt(max_new_tokens=0), "max_new_tokens"),

@@ -2,18 +2,22 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from router.answer import Delta
 from router.fake_workers import FakeCluster, Script
 from router.job import Job, Outcome
 from router.model import ModelInfo, ServedModel
 from router.pipeline import Pipeline
+from tandem.chat_parser import ChatFormat
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.detokenizer import BytePieces, IncrementalDetokenizer
 from tandem.errors import InvalidRequest
 from tandem.secret import Secret
+from tandem.tokenizer import ChatPrompt
 from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 
@@ -30,10 +34,17 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        if any(role == "tool" for role, _ in messages):
-            raise InvalidRequest("chat", "no tools")
-        return self.encode("".join(f"{role}: {content}\n" for role, content in messages))
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ChatPrompt:
+        """Its template reasons when the options say so, and a system message of "never" is refused."""
+        if any(message["content"] == "never" for message in messages):
+            raise InvalidRequest("chat", "the template says no")
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return ChatPrompt(self.encode(text), ChatFormat(True, bool(options.get("thinking")), tools))
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")

@@ -287,3 +287,67 @@ async def test_nothing_is_allowed_to_pages_of_other_origins() -> None:
     async with face() as it:
         reply = await it.post("/v1/completions", {"prompt": "x"}, headers={"origin": "http://evil"})
         assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+CALLS = '<think>\nsum\n</think>\n\nOK\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+HELLO: Any = [{"role": "user", "content": "x"}]
+
+
+async def test_tool_calls_and_reasoning_are_in_their_fields() -> None:
+    async with face(Bench(script=says(CALLS))) as it:
+        got = await it.client.chat.completions.create(model="bytes", messages=HELLO, tools=TOOLS)
+        [choice] = got.choices
+        assert (choice.message.content, choice.finish_reason) == ("OK", "tool_calls")
+        assert choice.message.reasoning_content == "sum"  # type: ignore[attr-defined]
+        assert choice.message.tool_calls is not None
+        call: Any = choice.message.tool_calls[0]
+        assert (call.function.name, call.function.arguments, call.id[:5]) == ("add", '{"a": 1}', "call_")
+
+
+async def test_tool_calls_and_reasoning_stream() -> None:
+    async with face(Bench(script=says(CALLS))) as it:
+        stream = await it.client.chat.completions.create(model="bytes", messages=HELLO, tools=TOOLS, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == "OK"
+        assert "".join(getattr(chunk.delta, "reasoning_content", "") for chunk in chunks) == "sum"
+        [call] = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+        assert call.function is not None
+        assert (call.index, call.function.name, call.function.arguments) == (0, "add", '{"a": 1}')
+        assert chunks[-1].finish_reason == "tool_calls"
+
+
+async def test_options_reach_the_template_and_its_reasoning_may_begin_in_the_prompt() -> None:
+    async with face(Bench(script=says("sum\n</think>\n\nOK"))) as it:
+        body: Any = {"chat_template_kwargs": {"thinking": True}}
+        got = await it.client.chat.completions.create(model="bytes", messages=HELLO, extra_body=body)
+        assert (got.choices[0].message.content, got.choices[0].message.reasoning_content) == ("OK", "sum")  # type: ignore[attr-defined]
+
+
+async def test_a_conversation_with_calls_and_their_results_goes_in() -> None:
+    async with face() as it:
+        call: Any = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        messages: Any = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        messages.append({"role": "tool", "tool_call_id": "call_1", "content": "1"})
+        await it.client.chat.completions.create(model="bytes", messages=messages, tools=TOOLS, tool_choice="auto")
+        sent = it.bench.ended[0].message.chat
+        assert (sent.messages[1].tool_calls[0].name, sent.messages[2].tool_call_id) == ("add", "call_1")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages[0].tool_calls[0]"),
+    ],
+)
+async def test_a_bad_parameter_of_a_chat_is_named(body: dict[str, Any], param: str) -> None:
+    async with face() as it:
+        reply = await it.post("/v1/chat/completions", {"messages": HELLO, **body})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
