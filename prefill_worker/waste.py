@@ -13,7 +13,7 @@ __all__ = ["WasteCount"]
 class WasteCount:
     """A cancel takes effect between two steps, so the chunk that runs when it comes is wasted, and no other must be.
 
-    total_chunks: of all requests. worst_chunks: the most for one request. `gone` may be called from any thread, the rest belongs
+    total_chunks: of all requests. worst_chunks: the most for one. `gone` may be called from any thread, the rest belongs
     to the step loop.
     """
 
