@@ -49,13 +49,15 @@ class Fault:
 
 
 def choose(rng: random.Random, healthy: Mapping[str, Sequence[str]], spare: int) -> Fault | None:
-    """One fault for one of the healthy workers (ids by role), so that `spare` of its pool stay untouched; None: there is no
-    such worker now."""
+    """One fault for one of the healthy workers (ids by role). Those that take a worker away leave `spare` of its pool; when
+    no pool has so many, one that passes is chosen. None: no worker is healthy."""
     roles = [role for role, workers in sorted(healthy.items()) if len(workers) > spare]
+    kinds = list(_WEIGHTS) if roles else [kind for kind in _WEIGHTS if kind in _PASSING]
+    roles = roles or [role for role, workers in sorted(healthy.items()) if workers]
     if not roles:
         return None
     role = rng.choice(roles)
-    kind = rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
+    kind = rng.choices(kinds, weights=[_WEIGHTS[kind] for kind in kinds])[0]
     lasts_s = {FaultKind.WAKE: (3.2, 9.0), FaultKind.BLINK: (0.3, 2.5), FaultKind.SLOW: (1.0, 4.0)}.get(kind, (0.0, 0.0))
     return Fault(kind, role, rng.choice(sorted(healthy[role])), rng.uniform(*lasts_s))
 

@@ -67,9 +67,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
     requests = [
         Request(
             request_id=f"case-{number}",
-            prompt=tuple(
-                rng.randrange(_NUM_TOKENS) for _ in range(min(_LONGEST_PROMPT, int(rng.lognormvariate(4.5, 1.2)) + 1))
-            ),
+            prompt=tuple(rng.choices(range(_NUM_TOKENS), k=min(_LONGEST_PROMPT, int(rng.lognormvariate(4.5, 1.2)) + 1))),
             sampling=SamplingParams() if number % 2 else _SAMPLED[number // 2 % len(_SAMPLED)],
             stop=StopRules(rng.randint(30, 300)),
         )

@@ -80,10 +80,8 @@ async def _harm(cluster: UpCluster, cases: Sequence[Case], plan: Plan, say: Call
 
 def _problems(records: Sequence[Record]) -> list[str]:
     wrong = [f"{r.case.request.request_id}, {r.attempts} attempts: {r.wrong}" for r in records if r.wrong]
-    unbounded = [
-        f"{r.case.request.request_id}: {r.status.name} {r.reason}" for r in records if r.status and r.status not in BOUNDED
-    ]
-    return wrong + unbounded
+    failed = [(r.case.request.request_id, r.status, r.reason) for r in records if r.status is not None]
+    return wrong + [f"{name}: {status.name} {reason}" for name, status, reason in failed if status not in BOUNDED]
 
 
 def table(result: Result) -> str:
