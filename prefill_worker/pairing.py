@@ -135,7 +135,7 @@ class PeerLink:
         """Check that both fit, exchange metadata, connect, prepare the descriptor lists.
 
         Raises:
-            PeerRefused: the peer differs in model or layout. TransferFailed, TimeoutError: it cannot be reached.
+            PeerRefused: the peer differs in model, layout or secret. TransferFailed, TimeoutError: it cannot be reached.
         """
         ours = self._ourselves
         check_same_model(ours.description.model, self._peer.model)
@@ -144,7 +144,7 @@ class PeerLink:
             reply = await self.stub.Pair(request, timeout=_PAIR_CALL_S)
         except grpc.aio.AioRpcError as error:
             details = f"{self.peer_id} at {self._peer.address}: {error.details() or error.code().name}"
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED):
                 raise PeerRefused(details) from error
             raise TransferFailed(details) from error
         layout = CacheLayout.from_wire(reply.regions, ours.layout)

@@ -85,10 +85,13 @@ async def test_a_whole_prefill_worker_with_another_secret_is_told_why_it_is_not_
     async with decode_host() as decode:
         other = replace(SMALL, trust=TrustConfig(OTHER.secret))
         prefill = await PrefillHost.start(f"prefill-{id(decode)}", other, NixlAgent)
-        ((worker_id, reason),) = await prefill.worker.connect([decode.worker.description])
+        try:
+            refused = await prefill.worker.connect([decode.worker.description])
+        finally:
+            await prefill.stop()
+        ((worker_id, reason),) = refused
         assert worker_id == decode.worker.worker_id
         assert "another cluster secret" in reason
-        await prefill.stop()
 
 
 async def test_a_router_with_another_secret_does_not_see_the_membership(caplog: pytest.LogCaptureFixture) -> None:
