@@ -9,6 +9,7 @@ from tandem.errors import TandemError
 from transfer.handoff import HandoffResult, LeaseGrant
 
 __all__ = [
+    "AbsorbAnswer",
     "AskTask",
     "CancelTask",
     "Drain",
@@ -25,6 +26,13 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class CancelTask:
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class AbsorbAnswer:
+    """task: of a request that has ended, with its whole answer as `generated`; nobody waits for it."""
+
+    task: PrefillTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +89,15 @@ class Stop:
 
 
 Message = (
-    PrefillTask | CancelTask | AskTask | RouterGone | ReservationEnded | HandoffEnded | MemoryQuiet | Drain | HandOver | Stop
+    PrefillTask
+    | AbsorbAnswer
+    | CancelTask
+    | AskTask
+    | RouterGone
+    | ReservationEnded
+    | HandoffEnded
+    | MemoryQuiet
+    | Drain
+    | HandOver
+    | Stop
 )

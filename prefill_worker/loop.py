@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence, Set
 from itertools import accumulate
 from typing import Protocol
 
+from prefill_worker.absorber import Absorber
 from prefill_worker.first_token import FirstDraw, draw_first_tokens, note_prompt_logprobs
 from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
+    AbsorbAnswer,
     AskTask,
     CancelTask,
     Drain,
@@ -88,6 +90,7 @@ class PrefillLoop:
         self._engine = engine
         self._memory = PromptMemory(engine, config, self._holdings)
         self._config = config
+        self._absorber = Absorber(engine, self._memory, config.absorb_chunk_tokens, config.checkpoint_every_tokens)
         self._handoffs = handoffs
         self._reservations = reservations
         self._report = Reporter(hub)
@@ -103,7 +106,7 @@ class PrefillLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self.turn(wait_s=0.0 if self._running else _IDLE_WAIT_S)
+            self.turn(wait_s=0.0 if self._running or self._absorber.has_work else _IDLE_WAIT_S)
 
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
@@ -116,6 +119,9 @@ class PrefillLoop:
             self._step(plans)
             self._memory.publish()
         elif self._is_idle:
+        elif self._absorber.has_work:
+            self._absorber.step()
+            self._memory.publish()
             self._check_pools()
 
     def load(self) -> pb.WorkerLoad:
@@ -143,6 +149,8 @@ class PrefillLoop:
                 case PrefillTask():
                     self._accept(message)
                 case ReservationEnded(key, outcome):
+                case AbsorbAnswer(task):
+                    self._absorber.offer(task)
                     self._reservation_ended(key, outcome)
                 case HandoffEnded(key, outcome):
                     self._handoff_ended(key, outcome)
@@ -158,6 +166,7 @@ class PrefillLoop:
                 case Drain():
                     self._draining = True
                     self._hand_over({task.key for task in self._waiting})
+                    self._absorber.clear()
                 case HandOver():
                     self._hand_over({task.key for task in self._held()})
                 case Stop():
@@ -265,6 +274,8 @@ class PrefillLoop:
             task = self._waiting[0]
             memory = self._memory.take(task)
             if memory is None:
+            if memory is None and self._absorber.give_way():
+                memory = self._memory.take(task)
                 return
             self._waiting.popleft()
             started += task.num_tokens - memory.num_cached

@@ -40,6 +40,10 @@ class PromptMemory:
         self.index = pb.PrefixIndex()
 
     @property
+    def keeps_states(self) -> bool:
+        return self._cache.is_on
+
+    @property
     def num_blocks_held(self) -> int:
         """Without those that are only kept: they make room at once."""
         return self._engine.blocks.num_used - self._cache.num_unpinned

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from prefill_worker.inbox import AskTask, CancelTask, Drain, HandOver, RouterGone, Stop
+from prefill_worker.inbox import AbsorbAnswer, AskTask, CancelTask, Drain, HandOver, RouterGone, Stop
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.pairing import Ourselves
 from prefill_worker.peers import DecodePeers
@@ -163,6 +163,8 @@ class PrefillWorker:
             self._loop.inbox.put(CancelTask(key))
             self._peers.withdraw(lambda task: task.key == key)
 
+        elif command.HasField("absorb"):
+            self._absorb(router_id, command.absorb)
         elif command.HasField("ask"):
             self._loop.inbox.put(AskTask((command.ask.request_id, command.ask.attempt), router_id))
 
@@ -183,6 +185,15 @@ class PrefillWorker:
                 received_s=self._clock.now(),
             )
         )
+
+    def _absorb(self, router_id: str, wire: pb.WireRequest) -> None:
+        model = self.description.model
+        try:
+            request = request_from_wire(wire, model.vocab_size, model.max_context_tokens)
+        except InvalidRequest as error:
+            logger.info("an answer is not absorbed: %s", error)
+        else:
+            self._loop.inbox.put(AbsorbAnswer(PrefillTask(request, wire.attempt, router_id, "", self._clock.now())))
 
     def _router_gone(self, router_id: str) -> None:
         self._loop.inbox.put(RouterGone(router_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from router.answer import Answer
@@ -13,7 +14,7 @@ from router.worker import WorkerHandle
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.errors import HandoffError
-from tandem.request import FinishReason, Request, Timings, TokenLogprobs
+from tandem.request import FinishReason, Request, SamplingParams, StopRules, Timings, TokenLogprobs
 
 __all__ = ["Attempt", "AttemptEnded"]
 
@@ -76,6 +77,13 @@ class Attempt:
         if not self._ended_by_worker:
             self._prefill.cancel(self.key)
             self._decode.cancel(self.key)
+
+    def absorb(self, generated: Sequence[int]) -> None:
+        """The whole answer is there: the prefill worker, if it keeps states, may keep the one after it for the next turn."""
+        load = self._prefill.load
+        if load is not None and load.prefixes:
+            request_id, prompt, stop = self.key[0], self._request.prompt, StopRules(max_new_tokens=len(generated) + 1)
+            self._prefill.absorb(Request(request_id, prompt, SamplingParams(), stop, generated=tuple(generated)))
 
     async def until_first_token(self, timings: Timings) -> None:
         """A prompt may wait long in a busy worker. So whoever hears nothing asks; only who gets no answer gives up.

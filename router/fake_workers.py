@@ -23,7 +23,8 @@ __all__ = ["FakeCluster", "FakeWorkerHandle", "Script", "count_up"]
 
 
 class FakeWorkerHandle:
-    """submitted: (request, attempt, decode worker) of each task. asked, cancelled: keys in the order they came."""
+    """submitted: (request, attempt, decode worker) of each task. asked, cancelled: keys in the order they came.
+    absorbed: requests with their answers."""
 
     def __init__(self, info: WorkerInfo, load: WorkerLoad | None = None) -> None:
         self.info = info
@@ -33,6 +34,7 @@ class FakeWorkerHandle:
         self.submitted: list[tuple[Request, int, str]] = []
         self.asked: list[AttemptKey] = []
         self.cancelled: list[AttemptKey] = []
+        self.absorbed: list[Request] = []
         self.subscriptions = Subscriptions(info.id)
         self.on_submit: Callable[[Request, int, str], None] = lambda request, attempt, decode_id: None
         self.on_ask: Callable[[AttemptKey], None] = lambda key: None
@@ -47,6 +49,9 @@ class FakeWorkerHandle:
     def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
         self.submitted.append((request, attempt, decode_worker_id))
         self.on_submit(request, attempt, decode_worker_id)
+
+    def absorb(self, request: Request) -> None:
+        self.absorbed.append(request)
 
     def ask(self, key: AttemptKey) -> None:
         self.asked.append(key)

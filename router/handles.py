@@ -65,6 +65,9 @@ class GrpcWorkerHandle:
         task = pb.PrefillTask(request=wire, decode_worker_id=decode_worker_id)
         self._commands.put_nowait(pb.PrefillCommand(task=task))
 
+    def absorb(self, request: Request) -> None:
+        self._commands.put_nowait(pb.PrefillCommand(absorb=request_to_wire(request, 1, self._router_id)))
+
     def ask(self, key: AttemptKey) -> None:
         request_id, attempt = key
         self._commands.put_nowait(pb.PrefillCommand(ask=pb.Ask(request_id=request_id, attempt=attempt)))

@@ -84,6 +84,10 @@ class WorkerHandle(Protocol):
         """Give a prefill worker its task."""
         ...
 
+    def absorb(self, request: Request) -> None:
+        """Let a prefill worker keep, if it can, the state after prompt and answer (`generated`): the next turn begins there."""
+        ...
+
     def ask(self, key: AttemptKey) -> None:
         """Let a prefill worker say, as a `Standing`, whether it holds this task."""
         ...

@@ -82,13 +82,16 @@ class PrefillConfig:
     checkpoint_every_tokens: distance of the states kept along a prompt; longer prompts take a multiple of it.
     checkpoint_ends: keep states also at the ends of prompts and where prompts part, wherever that is. Off, every answer is
     the same to the last bit whether its prefix was computed or found, if `checkpoint_every_tokens` is a multiple of
-    what the kernels compute at a time (256 positions on a CPU)."""
+    what the kernels compute at a time (256 positions on a CPU).
+    absorb_chunk_tokens: answers are absorbed in idle time, so that the next turn of a conversation finds them; this many
+    tokens at a time, which a prompt that arrives may have to wait for. 0: they are not."""
 
     chunk_tokens: int = 512
     max_queue: int = 1024
     reserve_patience_s: float = 10.0
     checkpoint_every_tokens: int = 512
     checkpoint_ends: bool = True
+    absorb_chunk_tokens: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -504,6 +504,7 @@ class PrefillCommand(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ASK_FIELD_NUMBER: _builtins.int
+    ABSORB_FIELD_NUMBER: _builtins.int
     hello: _builtins.str
     """router id"""
     @_builtins.property
@@ -512,6 +513,10 @@ class PrefillCommand(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def ask(self) -> Global___Ask: ...
+    @_builtins.property
+    def absorb(self) -> Global___WireRequest:
+        """has ended, with its whole answer as `generated`: keep the state after it for the next turn"""
+
     def __init__(
         self,
         *,
@@ -519,12 +524,13 @@ class PrefillCommand(_message.Message):
         task: Global___PrefillTask | None = ...,
         cancel: Global___Cancel | None = ...,
         ask: Global___Ask | None = ...,
+        absorb: Global___WireRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absorb", b"absorb", "ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absorb", b"absorb", "ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "task", "cancel", "ask"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "task", "cancel", "ask", "absorb"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

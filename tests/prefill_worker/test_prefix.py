@@ -1,0 +1,141 @@
+"""What the step loop does with a prompt of which a part was computed before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from prefill_worker.inbox import AbsorbAnswer, CancelTask, HandoffEnded, MemoryQuiet
+from prefill_worker.prompt import PrefillTask
+from tandem.request import Request, SamplingParams, StopRules
+from tests.prefill_worker.test_loop import RESULT, Bench
+
+VOCABULARY = 99
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    loop = asyncio.new_event_loop()
+    yield Bench(loop, num_blocks=32, num_slots=4, num_checkpoints=3)
+    loop.close()
+
+
+def serve(bench: Bench, name: str, num_tokens: int) -> PrefillTask:
+    """One prompt, from placement to a finished hand-off."""
+    task = bench.place(name, num_tokens)
+    bench.turn()
+    bench.grant(task)
+    bench.turn(1 + num_tokens // 8)
+    bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
+    bench.turn()
+    return task
+
+
+def answer_of(name: str, num_prompt: int, num_answer: int) -> AbsorbAnswer:
+    tokens = tuple(range(num_prompt + num_answer))
+    stop = StopRules(num_answer + 1)
+    request = Request(name, tokens[:num_prompt], SamplingParams(), stop, generated=tokens[num_prompt:])
+    return AbsorbAnswer(PrefillTask(request, 1, "router", "", 0.0))
+
+
+def held(bench: Bench) -> int:
+    return bench.loop.load().kv_blocks_used
+
+
+def test_a_hit_takes_over_the_state_and_sends_the_cached_blocks_before_it_computes(bench: Bench) -> None:
+    serve(bench, "a", 10)
+    assert held(bench) == 0
+    assert bench.loop.pool_mismatches() == []
+    bench.engine.steps.clear()
+    bench.engine.copies.clear()
+    task = bench.place("b", 20)
+    bench.turn()
+    bench.grant(task)
+    bench.loop._receive(0.0)
+    assert bench.handoffs["b"].pushed == [("kv", None, (0, 1))]
+    bench.turn(2)
+    assert [(c.context_tokens, len(c.tokens)) for [c] in bench.engine.steps] == [(10, 8), (18, 2)]
+    assert [kind for kind, _, _ in bench.engine.copies] == ["block", "slot", "slot"]  # taken over twice, then kept
+    assert bench.handoffs["b"].finished is not None
+    assert [first.cached_tokens for first in bench.events().first_tokens] == [0, 10]
+
+
+def test_shared_blocks_wait_for_quiet_like_all_others(bench: Bench) -> None:
+    serve(bench, "a", 10)
+    task = bench.place("b", 20)
+    bench.turn()
+    bench.grant(task)
+    bench.turn()
+    bench.loop.inbox.put(CancelTask(task.key))
+    bench.turn()
+    greedy = bench.place("c", 4 * 32)  # all blocks there are
+    bench.turn()
+    assert bench.reserved[-1] is not greedy
+    bench.loop.inbox.put(MemoryQuiet(task.key))
+    bench.turn()
+    assert bench.reserved[-1] is greedy
+
+
+def test_chunks_end_where_states_are_kept() -> None:
+    loop = asyncio.new_event_loop()
+    bench = Bench(loop, chunk_tokens=8, num_checkpoints=8)
+    bench.loop._memory._policy = type(bench.loop._memory._policy)(12, at_ends=True, most_per_prompt=8)
+    task = bench.place("a", 30)
+    bench.turn()
+    bench.grant(task)
+    bench.turn(6)
+    assert [len(chunk.tokens) for [chunk] in bench.engine.steps] == [8, 4, 8, 4, 6]
+    assert bench.loop.load().prefixes.num_tokens == [30, 24, 12]
+    loop.close()
+
+
+def test_answers_are_absorbed_in_idle_time_only(bench: Bench) -> None:
+    serve(bench, "a", 10)
+    bench.engine.steps.clear()
+    bench.loop.inbox.put(answer_of("a", 10, 6))
+    task = bench.place("other", 5, max_new_tokens=1)
+    bench.turn()
+    assert [len(chunk.tokens) for [chunk] in bench.engine.steps] == [5]
+    assert not bench.is_whole  # cached
+    bench.turn(2)
+    assert [(c.context_tokens, len(c.tokens)) for [c] in bench.engine.steps[1:]] == [(10, 6)]
+    assert held(bench) == 0
+    assert bench.loop.pool_mismatches() == []
+    bench.events()
+    serve(bench, "next", 20)
+    assert [first.cached_tokens for first in bench.events().first_tokens] == [16]
+    assert task.key not in bench.handoffs
+
+
+def test_what_is_absorbed_gives_its_memory_to_a_prompt(bench: Bench) -> None:
+    bench.loop._absorber._chunk_tokens = 4
+    bench.loop.inbox.put(answer_of("a", 50, 10))
+    bench.turn()
+    assert held(bench) > 0
+    task = bench.place("large", 4 * 32, max_new_tokens=1)
+    bench.turn()
+    assert bench.engine.steps[-1][0].context_tokens in (0, 4)
+    assert bench.loop.load().running == 1
+    bench.loop.inbox.put(CancelTask(task.key))
+    bench.turn(2)
+    assert held(bench) == 0
+    assert bench.loop.pool_mismatches() == []
+
+
+def test_an_answer_whose_prompt_is_forgotten_is_left_alone(bench: Bench) -> None:
+    bench.loop.inbox.put(answer_of("a", 600, 10))
+    bench.turn(2)
+    assert bench.engine.steps == []
+    assert bench.loop.pool_mismatches() == []
+
+
+def test_without_a_cache_nothing_is_absorbed() -> None:
+    loop = asyncio.new_event_loop()
+    bench = Bench(loop)
+    bench.loop.inbox.put(answer_of("a", 10, 6))
+    bench.turn(2)
+    assert bench.engine.steps == []
+    assert bench.is_whole
+    loop.close()
