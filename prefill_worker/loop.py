@@ -89,8 +89,8 @@ class PrefillLoop:
         self._watch = PoolWatch(self._holdings.history)
         self._engine = engine
         self._memory = PromptMemory(engine, config, self._holdings)
-        self._config = config
         self._absorber = Absorber(engine, self._memory, config.absorb_chunk_tokens, config.checkpoint_every_tokens)
+        self._config = config
         self._handoffs = handoffs
         self._reservations = reservations
         self._report = Reporter(hub)
@@ -118,10 +118,10 @@ class PrefillLoop:
         if plans:
             self._step(plans)
             self._memory.publish()
-        elif self._is_idle:
         elif self._absorber.has_work:
             self._absorber.step()
             self._memory.publish()
+        elif self._is_idle:
             self._check_pools()
 
     def load(self) -> pb.WorkerLoad:
@@ -148,9 +148,9 @@ class PrefillLoop:
             match message:
                 case PrefillTask():
                     self._accept(message)
-                case ReservationEnded(key, outcome):
                 case AbsorbAnswer(task):
                     self._absorber.offer(task)
+                case ReservationEnded(key, outcome):
                     self._reservation_ended(key, outcome)
                 case HandoffEnded(key, outcome):
                     self._handoff_ended(key, outcome)
@@ -165,8 +165,8 @@ class PrefillLoop:
                     self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
                 case Drain():
                     self._draining = True
-                    self._hand_over({task.key for task in self._waiting})
                     self._absorber.clear()
+                    self._hand_over({task.key for task in self._waiting})
                 case HandOver():
                     self._hand_over({task.key for task in self._held()})
                 case Stop():
@@ -273,9 +273,9 @@ class PrefillLoop:
         while self._waiting and may_start_another(started, self._config.chunk_tokens):
             task = self._waiting[0]
             memory = self._memory.take(task)
-            if memory is None:
             if memory is None and self._absorber.give_way():
                 memory = self._memory.take(task)
+            if memory is None:
                 return
             self._waiting.popleft()
             started += task.num_tokens - memory.num_cached
