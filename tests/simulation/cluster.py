@@ -26,7 +26,7 @@ from transfer.fake_agent import FakeFabric
 
 __all__ = ["Cluster", "Front"]
 
-_TIMING = Timing(look_s=1.0, ping_s=1.0, answer_s=4.0, connect_s=6.0, stop_s=2.0, kill_s=2.0)
+_TIMING = Timing(look_s=1.0, ping_s=1.5, answer_s=4.0, connect_s=6.0, stop_s=2.0, kill_s=2.0)
 _LIMITS = RouterConfig(queue_wait_s=12.0, stall_s=10.0)
 _CONTROLLER = "controller"
 _ALPHABET = BytePieces([text_of(token).encode() for token in range(VOCAB)])

@@ -27,7 +27,7 @@ from transfer.outgoing_state import OutgoingState
 from transfer.record import Expectation, HandoffRecord
 from transfer.sender import Sender
 
-__all__ = ["MUTATIONS"]
+__all__ = ["MUTATIONS", "Mutation"]
 
 _verify, _end, _move = transfer.receiver.verify, LeaseTable._end, LeaseTable._move
 
@@ -135,7 +135,7 @@ def _tokens_in_order_of_arrival() -> AbstractContextManager[object]:
 
 def _deaths_not_told() -> AbstractContextManager[object]:
     """A decode worker does not hear that a writer is dead."""
-    return mock.patch.object(DecodeWorker, "writer_dead", lambda self, writer_id: None)
+    return mock.patch.object(DecodeWorker, "writer_dead")
 
 
 def _release_said_once() -> AbstractContextManager[object]:
@@ -165,7 +165,7 @@ def _half_full_blocks_leave() -> AbstractContextManager[object]:
 
 
 def _broken_pairs_stay_broken() -> AbstractContextManager[object]:
-    return mock.patch.object(DecodePeers, "broken", lambda self, worker_id, reason: None)
+    return mock.patch.object(DecodePeers, "broken")
 
 
 def _late_tokens_after_the_end() -> AbstractContextManager[object]:
@@ -176,25 +176,40 @@ def _late_tokens_after_the_end() -> AbstractContextManager[object]:
         tokens = list(tokens)
         accept(self, tokens, finish_reason)
         if finish_reason is not None:
-            self._unread_ids.append(tokens[-1] if tokens else 0)
+            self._unread_ids.append(self.generated[-1])
 
     return mock.patch.object(Answer, "accept", more)
 
 
-MUTATIONS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "no quarantine": _no_quarantine,
-    "no checksum over the state": _no_state_checksum,
-    "no checks of the record": _no_record_checksum,
-    "attempt numbers ignored": _attempt_numbers_ignored,
-    "prefill frees before quiet": _prefill_frees_before_quiet,
-    "quiet while writing": _sender_quiet_while_writing,
-    "record before the bytes": _record_before_the_bytes,
-    "delivered tokens forgotten": _delivered_tokens_forgotten,
-    "tokens in order of arrival": _tokens_in_order_of_arrival,
-    "deaths not told": _deaths_not_told,
-    "release said once": _release_said_once,
-    "half full blocks leave": _half_full_blocks_leave,
-    "broken pairs stay broken": _broken_pairs_stay_broken,
-    "one token too many": _late_tokens_after_the_end,
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """breaks: what of the invariants it must break, as a pattern for the violation. begin: where the search for a run that shows
+    it starts, so that it is short; the seeds are among those that are run without a mutation too."""
+
+    plant: Callable[[], AbstractContextManager[object]]
+    breaks: str
+    begin: int = 0
+
+
+_MEMORY = r"landed in|granted while|which is not its prompt's"
+_ANSWER = r"it got"
+_LEAK = r"are in use"
+_RECOVERY = r"after all had healed"
+
+MUTATIONS: dict[str, Mutation] = {
+    "no quarantine": Mutation(_no_quarantine, _MEMORY),
+    "no checksum over the state": Mutation(_no_state_checksum, _ANSWER),
+    "no checks of the record": Mutation(_no_record_checksum, _ANSWER),
+    "attempt numbers ignored": Mutation(_attempt_numbers_ignored, _MEMORY),
+    "prefill frees before quiet": Mutation(_prefill_frees_before_quiet, _MEMORY),
+    "quiet while writing": Mutation(_sender_quiet_while_writing, _MEMORY),
+    "record before the bytes": Mutation(_record_before_the_bytes, f"{_MEMORY}|{_ANSWER}"),
+    "delivered tokens forgotten": Mutation(_delivered_tokens_forgotten, _ANSWER),
+    "tokens in order of arrival": Mutation(_tokens_in_order_of_arrival, _ANSWER),
+    "deaths not told": Mutation(_deaths_not_told, _LEAK),
+    "release said once": Mutation(_release_said_once, _LEAK),
+    "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER),
+    "broken pairs stay broken": Mutation(_broken_pairs_stay_broken, _RECOVERY),
+    "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER),
 }
-"""By what the rule is; each makes a context in which the rule is broken."""
+"""By what the rule is."""

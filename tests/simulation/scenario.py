@@ -162,7 +162,7 @@ def draw(chance: random.Random) -> Scenario:
     """Any scenario, from a generator of chance: a seeded one, or hypothesis's."""
     num_prefill, num_decode = chance.randint(1, 3), chance.randint(1, 3)
     num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
-    often = tuple(chance.choices(range(VOCAB), k=MAX_CONTEXT))
+    often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
     return Scenario(
         seed=chance.randrange(1 << 32),
@@ -195,15 +195,20 @@ def _ask(chance: random.Random, often: tuple[int, ...]) -> Ask:
     hurry = chance.random()
     return Ask(
         at_s=chance.uniform(0.0, 2.0),
-        prompt=often[:shared] + tuple(chance.choices(range(VOCAB), k=length - shared)),
+        prompt=often[:shared] + _tokens(chance, length - shared),
         max_new_tokens=min(most, chance.choice((1, 2, 3, BLOCK, chance.randint(1, 30)))),
         sampling=drawn if seeded else greedy,
-        stop_token_ids=tuple(sorted(chance.sample(range(VOCAB), 4))) if chance.random() < 0.3 else (),
-        stop=tuple(text_of(token) for token in chance.sample(range(VOCAB), 3)) if chance.random() < 0.15 else (),
+        stop_token_ids=tuple(sorted(set(_tokens(chance, 4)))) if chance.random() < 0.3 else (),
+        stop=tuple(text_of(token) for token in _tokens(chance, 3)) if chance.random() < 0.15 else (),
         batch=chance.random() < 0.2,
         leaves_after_s=chance.uniform(0.0, 1.5) if hurry < 0.25 else None,
         deadline_s=chance.uniform(0.05, 3.0) if 0.25 <= hurry < 0.35 else None,
     )
+
+
+def _tokens(chance: random.Random, length: int) -> tuple[int, ...]:
+    """Which they are matters little: one draw for all."""
+    return tuple(random.Random(chance.randrange(1 << 32)).choices(range(VOCAB), k=length))
 
 
 def _worker(chance: random.Random, role: str = "") -> tuple[str, int]:

@@ -36,8 +36,8 @@ def patched(world: World, network: Network, tell: Callable[[str], None] | None) 
     with (
         AsyncGenerators(),
         mock.patch.object(tandem.rpc, "create_channel", create_channel),
-        mock.patch.object(prefill_module, "MonotonicClock", lambda: world.clock),
-        mock.patch.object(decode_module, "MonotonicClock", lambda: world.clock),
+        mock.patch.object(prefill_module, "MonotonicClock", return_value=world.clock),
+        mock.patch.object(decode_module, "MonotonicClock", return_value=world.clock),
         _seeded_secrets(world.random("secrets")),
         _errors_are_violations(world, tell),
         _no_collection(),

@@ -16,6 +16,7 @@ __all__ = ["LooperThread", "StepThread", "Turning"]
 T = TypeVar("T")
 
 _IDLE_S = 1.0
+_WATCHING_S = 0.05
 _SOON_S = 0.002
 
 
@@ -119,7 +120,8 @@ class StepThread(_Timed):
 
 
 class LooperThread(_Timed):
-    """As `transfer.looper.Looper`. While nothing is in flight it looks seldom, since the fabric says when something is due."""
+    """As `transfer.looper.Looper`, but it looks seldom, since the fabric says when something is due. soon_s: what `step`
+    returns while something is in flight."""
 
     def __init__(self, process: Process, chance: random.Random, name: str, step: Callable[[], float], soon_s: float) -> None:
         super().__init__(process, chance, name)
@@ -130,4 +132,4 @@ class LooperThread(_Timed):
         self.alive = False
 
     def _once(self) -> float:
-        return self._soon_s if self._step() <= self._soon_s else _IDLE_S / 2
+        return _WATCHING_S if self._step() <= self._soon_s else _IDLE_S / 2
