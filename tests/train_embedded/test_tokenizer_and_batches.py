@@ -16,7 +16,7 @@ from tools.train_embedded.recall import recall_questions
 from tools.train_embedded.tokenizer import train_tokenizer, write_tokenizer
 
 _TOKENIZER = train_tokenizer(700, seed=0, documents=60)
-_STAGE = Stage(1.0, (128,), (1.0,))
+_STAGE = Stage(1, (128,), (1.0,))
 
 
 @settings(max_examples=100, deadline=None)
@@ -68,10 +68,10 @@ def test_a_tokens_class_is_that_of_its_word() -> None:
     assert recalled.replace(" ", "") == spelled.replace(" ", "")
 
 
-@pytest.mark.parametrize(("progress", "expected"), [(0.0, 0), (0.49, 0), (0.5, 1), (1.0, 1)])
-def test_stages_follow_progress(progress: float, expected: int) -> None:
-    stages = (Stage(0.5, (128,), (1.0,)), Stage(1.0, (512,), (1.0,)))
-    assert stage_at(stages, progress) is stages[expected]
+@pytest.mark.parametrize(("step", "expected"), [(0, 0), (49, 0), (50, 1), (1000, 1)])
+def test_stages_follow_the_step(step: int, expected: int) -> None:
+    stages = (Stage(50, (128,), (1.0,)), Stage(100, (512,), (1.0,)))
+    assert stage_at(stages, step) is stages[expected]
 
 
 @pytest.mark.parametrize("distance", [32, 128, 500])

@@ -18,11 +18,15 @@ __all__ = ["Batch", "Stage", "make_batch", "stage_at", "token_kinds"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Until `until` (a share of all steps), sequence lengths are drawn with these shares."""
+    """Up to step `until`, sequence lengths are drawn with these shares.
 
-    until: float
+    focus: share of fact conversations whose facts are of one or two kinds, so that only the right binding answers.
+    """
+
+    until: int
     lengths: tuple[int, ...]
     shares: tuple[float, ...]
+    focus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,9 @@ class Batch:
         return Batch(*(rows[rank::ranks] for rows in (self.tokens, self.kinds, self.scored)))
 
 
-def stage_at(stages: Sequence[Stage], progress: float) -> Stage:
-    return next((stage for stage in stages if progress < stage.until), stages[-1])
+def stage_at(stages: Sequence[Stage], step: int) -> Stage:
+    """The stage of `step`; the last one has no end."""
+    return next((stage for stage in stages if step < stage.until), stages[-1])
 
 
 def make_batch(
@@ -52,7 +57,7 @@ def make_batch(
     rng = random.Random(f"batch {seed} {step}")
     length = rng.choices(stage.lengths, stage.shares)[0]
     rows = tokens_per_batch // length
-    documents = [document(rng, length) for _ in range(rows)]
+    documents = [document(rng, length, stage.focus) for _ in range(rows)]
     tokens = np.zeros((rows, length), dtype=np.int64)
     kinds = np.zeros((rows, length), dtype=np.int64)
     encodings = tokenizer.encode_batch([d.text for d in documents], add_special_tokens=False)

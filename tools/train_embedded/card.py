@@ -72,9 +72,9 @@ text was used.
   Seed {seed}.
 - Muon for matrices, AdamW for the rest, peak learning rate {lr}, 100 steps of warm-up, constant, then linear decay
   over the last 30 %.
-- Curriculum (share of the run: sequence lengths with their shares): {curriculum}.
+- Curriculum (sequence lengths with their shares): {curriculum}.
 - Loss weights per class of token: {weights}.
-- The multi-token-prediction layer trains jointly from {mtp_from:.0%} of the run on, with weight {mtp_weight}.
+- The multi-token-prediction layer trains jointly from step {mtp_from} on, with weight {mtp_weight}.
 {notes}
 The thinned log is `training-log.jsonl`; its last line: {last}
 """
@@ -109,7 +109,7 @@ def card(folder: Path, evaluation: dict[str, Any], run: dict[str, Any]) -> str:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     last = json.loads((folder / "training-log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     stages = [
-        f"to {stage.until:.0%}: " + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
+        f"to step {stage.until}: " + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
         for stage in CURRICULUM
     ]
     return _TEXT.format(

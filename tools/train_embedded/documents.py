@@ -95,12 +95,12 @@ _LEVELS = (
 )
 
 
-def _facts_conversation(rng: random.Random, length: int) -> Document:
+def _facts_conversation(rng: random.Random, length: int, focus: float) -> Document:
     """Facts among small talk, then questions about them; long conversations tell and ask in a few rounds."""
     writer = Writer()
     if rng.random() < 0.1:
         writer.user("You are a helpful assistant.", "system")
-    world = World(rng)
+    world = World(rng, focused=focus > 0.0 and rng.random() < focus)
     known: list[Fact] = []
     rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.randint(1, 4)
     for number in range(1, rounds + 1):
@@ -162,7 +162,7 @@ def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tupl
     return questions
 
 
-def _tasks_conversation(rng: random.Random, length: int) -> Document:
+def _tasks_conversation(rng: random.Random, length: int, focus: float) -> Document:
     """Copying, lists and sums, one after another."""
     writer = Writer()
     style = rng.random()
@@ -183,7 +183,7 @@ def _write(writer: Writer, made: Exchange) -> None:
     writer.assistant(made.answer, made.kind)
 
 
-def _prose(rng: random.Random, length: int) -> Document:
+def _prose(rng: random.Random, length: int, focus: float) -> Document:
     writer = Writer()
     while writer.tokens < length:
         text = story(rng) if rng.random() < 0.6 else " ".join(filler(rng) for _ in range(rng.randint(3, 8)))
@@ -194,7 +194,7 @@ def _prose(rng: random.Random, length: int) -> Document:
     return writer.document()
 
 
-def document(rng: random.Random, length: int) -> Document:
-    """A document of about `length` tokens; a longer one is to be cut by the caller."""
+def document(rng: random.Random, length: int, focus: float = 0.0) -> Document:
+    """A document of about `length` tokens; a longer one is to be cut by the caller. focus: as in `Stage`."""
     makers = (_facts_conversation, _tasks_conversation, _prose)
-    return rng.choices(makers, (65, 25, 10))[0](rng, length)
+    return rng.choices(makers, (65, 25, 10))[0](rng, length, focus)

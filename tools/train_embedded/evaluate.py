@@ -81,7 +81,7 @@ def _generate(logits: Logits, tokenizer: Tokenizer, prompt: str, most: int) -> t
 def _perplexities(logits: Logits, tokenizer: Tokenizer) -> tuple[float, float]:
     losses: dict[bool, list[Tensor]] = {True: [], False: []}
     for step in range(12):
-        batch = make_batch(tokenizer, Stage(1.0, (512,), (1.0,)), 4096, _HELD_OUT_SEED, step)
+        batch = make_batch(tokenizer, Stage(1, (512,), (1.0,)), 4096, _HELD_OUT_SEED, step)
         kinds = batch.kinds[:, 1:]
         loss = functional.cross_entropy(logits(batch.tokens)[:, :-1].transpose(1, 2), batch.tokens[:, 1:], reduction="none")
         losses[True].append(loss[kinds == Kind.PROSE])

@@ -25,15 +25,22 @@ class Fact:
 
 @dataclass(slots=True)
 class World:
-    """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None."""
+    """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
+
+    focused: facts are of one or two kinds.
+    """
 
     rng: random.Random
+    focused: bool = False
     used: set[tuple[str, str]] = field(default_factory=set)
+    kinds: list[Callable[[World], Fact | None]] = field(default_factory=list)
 
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
+        if self.focused and not self.kinds:
+            self.kinds = self.rng.choices(_KINDS, _SHARES, k=self.rng.randint(1, 2))
         for _ in range(8):
-            made = self.rng.choices(_KINDS, _SHARES)[0](self)
+            made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:
                 return made
         return None

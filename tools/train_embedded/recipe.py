@@ -8,21 +8,24 @@ from typing import Any
 from tools.train_embedded.batches import Stage
 from tools.train_embedded.documents import Kind
 
-__all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "Schedule", "architecture"]
+__all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-# Documents grow in four stages. Batches hold the same number of tokens at every length.
+STEPS = 1750
+
+# Documents grow in stages. Batches hold the same number of tokens at every length.
 CURRICULUM = (
-    Stage(0.1585, (64,), (1.0,)),
-    Stage(0.35, (64, 128, 512), (0.3, 0.6, 0.1)),
-    Stage(0.65, (64, 128, 512, 2048), (0.1, 0.35, 0.45, 0.10)),
-    Stage(1.0, (64, 128, 512, 2048), (0.1, 0.2, 0.35, 0.35)),
+    Stage(317, (64,), (1.0,)),
+    Stage(700, (64, 128, 512), (0.3, 0.6, 0.1)),
+    Stage(929, (64, 128, 512, 2048), (0.1, 0.35, 0.45, 0.10)),
+    Stage(1400, (64, 128, 512, 2048), (0.2, 0.4, 0.3, 0.10), focus=0.5),
+    Stage(STEPS, (64, 128, 512, 2048), (0.1, 0.3, 0.4, 0.2), focus=0.4),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
 CONTEXT_SHARE = 0.25
 
-# The share of the run after which the multi-token-prediction layer trains too: its cost is a quarter of a step.
-MTP_FROM = 0.4
+# The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step.
+MTP_FROM = 800
 MTP_WEIGHT = 0.3
 
 # What the user says is mostly chance; what must be looked up decides the model's worth.

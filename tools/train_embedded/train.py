@@ -28,7 +28,16 @@ from tools.train_embedded.batches import Batch, make_batch, stage_at
 from tools.train_embedded.documents import Kind
 from tools.train_embedded.model import TrainedModel
 from tools.train_embedded.muon import Muon
-from tools.train_embedded.recipe import CONTEXT_SHARE, CURRICULUM, KIND_WEIGHTS, MTP_FROM, MTP_WEIGHT, Schedule, architecture
+from tools.train_embedded.recipe import (
+    CONTEXT_SHARE,
+    CURRICULUM,
+    KIND_WEIGHTS,
+    MTP_FROM,
+    MTP_WEIGHT,
+    STEPS,
+    Schedule,
+    architecture,
+)
 from tools.train_embedded.tokenizer import train_tokenizer
 
 __all__ = ["main"]
@@ -54,7 +63,7 @@ class Arguments:
 def _arguments() -> Arguments:
     parser = argparse.ArgumentParser(description="Train the embedded checkpoint.")
     parser.add_argument("--out", type=Path, required=True, help="folder of state.pt, tokenizer.json and log.jsonl")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--tokens-per-batch", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--lr", type=float, default=3e-3)
@@ -200,9 +209,9 @@ def _loop(
         if rank == 0 and args.pause_file is not None and args.pause_file.exists():
             save(step)  # a paused run can be ended without loss
         _wait_while(args.pause_file)
-        stage = stage_at(CURRICULUM, step / args.steps)
+        stage = stage_at(CURRICULUM, step)
         batch = make_batch(tokenizer, stage, args.tokens_per_batch, args.seed, step, CONTEXT_SHARE).part(rank, ranks)
-        _loss(model, head, batch, step >= MTP_FROM * args.steps, meter).backward()
+        _loss(model, head, batch, step >= MTP_FROM, meter).backward()
         _average_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
