@@ -91,6 +91,20 @@ async def test_a_conversation_returns_to_the_worker_that_knows_it() -> None:
         assert all(answer.finished.usage.cached_tokens for _, answer in talk[1:])
 
 
+async def test_the_next_turn_finds_the_answer_too(reference: Reference) -> None:
+    prompt = tuple(range(1, 101))
+    async with local_cluster(config=replace(SMALL, prefill=PREFILL)) as cluster:
+        first = await cluster.generate(Request("first", prompt, SamplingParams(), StopRules(20)))
+        said = (*prompt, *first.tokens)
+        known = cluster.prefill[0].worker.load
+        await until(lambda: len(said) in known().prefixes.num_tokens, 10)
+        request = Request("second", (*said, 7, 8, 9), SamplingParams(), StopRules(8))
+        second = await cluster.generate(request)
+        assert second.tokens == reference.answer(request)
+        assert second.finished.usage.cached_tokens == len(said)
+        await cluster.until_whole()
+
+
 async def test_clients_that_leave_a_shared_prefix_leave_it_whole(reference: Reference) -> None:
     prompt = tuple(range(1, 200))
     cache = replace(SMALL.cache, prefix_gib=3.5 * reference.slot_gib)
@@ -108,5 +122,4 @@ async def test_clients_that_leave_a_shared_prefix_leave_it_whole(reference: Refe
         request = Request("stays", (*prompt, 3, 4), SamplingParams(), StopRules(8))
         answer = await cluster.generate(request)
         assert answer.tokens == reference.answer(request)
-        assert answer.finished.usage.cached_tokens > 0
-        await until(lambda: cluster.prefill[0].worker.pool_mismatches() == [], 5)
+        await cluster.until_whole()
