@@ -14,8 +14,8 @@ from tandem import logprobs
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
-from tandem.engine import Engine
-from tandem.errors import HandoffError, LeaseLost, Leaving
+from tandem.engine import Engine, engine_grammars
+from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
 from tandem.request import FinishReason, TokenLogprobs
@@ -42,6 +42,7 @@ class DecodeLoop:
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
         self._engine = engine
+        self._grammars = engine_grammars(engine)
         self._config = config
         self._leases = leases
         self._report = Reporter(hub)
@@ -122,7 +123,11 @@ class DecodeLoop:
             except LeaseLost:
                 logger.warning("lease %s ended before its sequence could join", verified.lease.id)
                 continue
-            self._running.append(RunningSequence.join(verified))
+            try:
+                self._running.append(RunningSequence.join(verified, self._grammars))
+            except InvalidRequest as error:
+                self._report.failed(verified.lease, error)
+                self._end(verified.lease, "no grammar")
 
     def _step(self) -> None:
         started_s = self._clock.now()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.grammar import Grammars
 from tandem.request import FinishReason, TokenLogprobs
 from tandem.sampling import SequenceSampler
 from transfer.lease import Lease
@@ -48,8 +49,9 @@ class RunningSequence:
     last_logprobs: TokenLogprobs | None = None
 
     @classmethod
-    def join(cls, verified: VerifiedSequence) -> RunningSequence:
-        sampler = SequenceSampler(verified.lease.request)
+    def join(cls, verified: VerifiedSequence, grammars: Grammars) -> RunningSequence:
+        """Raises InvalidRequest: the request's grammar cannot be compiled."""
+        sampler = SequenceSampler(verified.lease.request, grammars.start(verified.lease.request))
         sampler.append(verified.first_token)
         return cls(
             lease=verified.lease,

@@ -10,6 +10,7 @@ import torch
 from prefill_worker.prompt import RunningPrompt
 from tandem import logprobs
 from tandem.engine import Engine
+from tandem.grammar import Grammars
 from tandem.request import TokenLogprobs
 from tandem.sampling import SequenceSampler, sample
 
@@ -27,13 +28,15 @@ class FirstDraw:
     logprobs: TokenLogprobs | None = None
 
 
-def draw_first_tokens(engine: Engine, prompts: Sequence[RunningPrompt], hidden_PD: torch.Tensor) -> list[FirstDraw]:
+def draw_first_tokens(
+    engine: Engine, grammars: Grammars, prompts: Sequence[RunningPrompt], hidden_PD: torch.Tensor
+) -> list[FirstDraw]:
     """hidden_PD: of the last position of each prompt."""
     if not prompts:
         return []
     requests = [prompt.task.request for prompt in prompts]
     logits_PV = engine.logits(hidden_PD)
-    tokens = sample(logits_PV, [SequenceSampler(request).draw() for request in requests])
+    tokens = sample(logits_PV, [SequenceSampler(request, grammars.start(request)).draw() for request in requests])
     told = logprobs.of_tokens(logits_PV, tokens, [request.output.logprobs for request in requests])
     return [FirstDraw(token, entry) for token, entry in zip(tokens, told, strict=True)]
 

@@ -33,7 +33,7 @@ from tandem.cache.spec import PagedKvSpec
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import PrefillConfig
-from tandem.engine import Engine
+from tandem.engine import Engine, engine_grammars
 from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
@@ -88,6 +88,7 @@ class PrefillLoop:
         self._holdings = Holdings(clock)
         self._watch = PoolWatch(self._holdings.history)
         self._engine = engine
+        self._grammars = engine_grammars(engine)
         self._memory = PromptMemory(engine, config, self._holdings)
         self._absorber = Absorber(engine, self._memory, config.absorb_chunk_tokens, config.checkpoint_every_tokens)
         self._config = config
@@ -334,7 +335,7 @@ class PrefillLoop:
         for prompt, plan, end in zip(prompts, plans, ends, strict=True):
             note_prompt_logprobs(self._engine, prompt, hidden_TD[end - plan.num_tokens : end])
         rows = [end - 1 for end, plan in zip(ends, plans, strict=True) if plan.is_last]
-        return draw_first_tokens(self._engine, completed, hidden_TD[rows])
+        return draw_first_tokens(self._engine, self._grammars, completed, hidden_TD[rows])
 
     def _push_layer(self, completed: Sequence[RunningPrompt], layer: int) -> None:
         """In a prompt's last chunk every layer leaves as soon as it is final."""

@@ -226,4 +226,6 @@ class Pipeline:
 
 
 def _num_chars(message: pb.GenerateRequest) -> int:
-    return len(message.text) + sum(len(part.content) for part in message.chat.messages)
+    """Of what takes time to check: prompts are tokenised, constraints compiled."""
+    bound = _INLINE_CHARS + 1 if message.WhichOneof("constraint") else 0
+    return bound + len(message.text) + sum(len(part.content) for part in message.chat.messages)

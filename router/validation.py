@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from router.answer import Prompt
 from router.conversation import encode_conversation
 from router.model import ServedModel
 from tandem.chat_parser import ChatFormat
 from tandem.errors import InvalidRequest
+from tandem.grammar import check_grammar, grammar_of_choices, grammar_of_regex, grammar_of_schema
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import inference_pb2 as pb
 
@@ -24,6 +27,7 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
 MAX_ANSWERS = 16
+MAX_CHOICES = 256
 MAX_REQUEST_ID_CHARS = 128
 
 # Odd, so that no two answers share a seed.
@@ -86,6 +90,7 @@ def validate(
         service_class=_CLASSES[message.service_class],
         output=output,
     )
+    request = replace(request, **_grammar(message, model, chat_format))
     return ValidRequest(request, stop_strings, num_answers, _prompt_back(message, prompt, model), chat_format)
 
 
@@ -205,6 +210,35 @@ def _max_new_tokens(message: pb.GenerateRequest, num_prompt: int, limit: int, de
             f"{num_prompt} of prompt and {wanted} of answer exceed the context of {limit} tokens; {limit - num_prompt} fit",
         )
     return wanted
+
+
+def _grammar(message: pb.GenerateRequest, model: ServedModel, chat_format: ChatFormat | None) -> dict[str, Any]:
+    """What of the request says how the answer is bound; checked by the compiler itself."""
+    kind = message.WhichOneof("constraint")
+    if kind is None or (kind == "json_object" and not message.json_object):
+        return {}
+    _require(not message.ignore_eos, "ignore_eos", f"cannot be set beside {kind}: the answer ends where that does")
+    _require(not message.min_new_tokens, "min_new_tokens", f"cannot be set beside {kind}: the answer ends where that does")
+    if kind == "choice":
+        texts = message.choice.texts
+        _require(1 <= len(texts) <= MAX_CHOICES, kind, f"must have 1 to {MAX_CHOICES} texts, not {len(texts)}")
+        _require(all(texts), kind, "has an empty text")
+        grammar = grammar_of_choices(texts)
+    elif kind == "regex":
+        grammar = grammar_of_regex(message.regex)
+    else:
+        grammar = grammar_of_schema(_schema(message.json_schema) if kind == "json_schema" else '{"type": "object"}')
+    check_grammar(grammar, kind)
+    reasons = chat_format is not None and chat_format.begins_in_reasoning
+    return {"grammar": grammar, "grammar_after": tuple(model.tokenizer.encode("</think>")) if reasons else ()}
+
+
+def _schema(text: str) -> str:
+    try:
+        _require(isinstance(json.loads(text), dict | bool), "json_schema", "must be a JSON object")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("json_schema", f"is no valid JSON: {error}") from error
+    return text
 
 
 def _min_new_tokens(message: pb.GenerateRequest, max_new_tokens: int) -> int:

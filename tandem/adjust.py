@@ -61,7 +61,7 @@ def adjust(logits_BV: torch.Tensor, rows: Sequence[tuple[int, Adjustment]]) -> t
     _add(out_BV, rows)
     for row, adjustment in rows:
         if adjustment.allowed_V is not None:
-            out_BV[row].masked_fill_(~adjustment.allowed_V, _NEVER)
+            out_BV[row].masked_fill_(~adjustment.allowed_V.to(out_BV.device), _NEVER)
         if adjustment.forbidden:
             out_BV[row, list(adjustment.forbidden)] = _NEVER
     return out_BV

@@ -13,10 +13,12 @@ from tandem.cache.budget import PoolSizes, size_pools
 from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
 from tandem.config import CacheConfig
+from tandem.grammar import Grammars
 from tandem.model.batch import ForwardBatch, SequenceChunk
 from tandem.model.load import LoadedModel
 from tandem.request import Request
 from tandem.sampling import SequenceSampler, sample
+from tandem.tokenizer import Tokenizer
 
 __all__ = ["ColocatedEngine"]
 
@@ -51,6 +53,7 @@ class ColocatedEngine:
         self._specs = loaded.model.cache_specs(cache.block_size_tokens)
         self._chunk_tokens = chunk_tokens
         self._max_batch = max_batch
+        self._grammars = Grammars(lambda: Tokenizer.load(loaded.folder), lambda: loaded.config.vocab_size)
 
     def generate(self, requests: Sequence[Request]) -> list[list[int]]:
         """New tokens of each request, in order; tokens that a request brought as `generated` are not repeated.
@@ -58,7 +61,14 @@ class ColocatedEngine:
         Raises:
             CapacityError: the budget cannot hold the longest request.
         """
-        run = _Run(self._loaded, self._specs.block_size_tokens, self._memory(requests), self._chunk_tokens, self._max_batch)
+        run = _Run(
+            self._loaded,
+            self._specs.block_size_tokens,
+            self._memory(requests),
+            self._chunk_tokens,
+            self._max_batch,
+            self._grammars,
+        )
         return run.generate(requests)
 
     def _memory(self, requests: Sequence[Request]) -> CacheMemory:
@@ -75,7 +85,15 @@ class ColocatedEngine:
 class _Run:
     """One call of `generate`: caches, pools, and who waits, prefills and decodes."""
 
-    def __init__(self, loaded: LoadedModel, block_size: int, memory: CacheMemory, chunk_tokens: int, max_batch: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        block_size: int,
+        memory: CacheMemory,
+        chunk_tokens: int,
+        max_batch: int,
+        grammars: Grammars,
+    ) -> None:
         self._model = loaded.model
         self._block_size = block_size
         self._memory = memory
@@ -84,6 +102,7 @@ class _Run:
         self._blocks = IndexPool(memory.sizes.num_blocks, "KV blocks")
         self._slots = IndexPool(memory.sizes.num_slots, "state slots")
         self._running: list[_Sequence] = []
+        self._grammars = grammars
 
     def generate(self, requests: Sequence[Request]) -> list[list[int]]:
         answers: list[list[int]] = [[] for _ in requests]
@@ -104,7 +123,7 @@ class _Run:
         if len(self._running) >= self._max_batch or not (self._blocks.can_allocate(count) and self._slots.can_allocate(1)):
             return None
         memory = self._blocks.allocate(count), self._slots.allocate(1)[0]
-        sequence = _Sequence(index, request, *memory, SequenceSampler(request))
+        sequence = _Sequence(index, request, *memory, SequenceSampler(request, self._grammars.start(request)))
         self._running.append(sequence)
         return sequence
 

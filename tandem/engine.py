@@ -13,10 +13,12 @@ from tandem.cache.budget import num_checkpoints, size_pools
 from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
 from tandem.config import WorkerConfig
+from tandem.grammar import Grammars
 from tandem.model.batch import ForwardBatch, SequenceChunk
 from tandem.model.load import LoadedModel, load_model
+from tandem.tokenizer import Tokenizer
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "engine_grammars"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,8 @@ class Engine:
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             return self.loaded.model.logits(hidden_ND)
+
+
+def engine_grammars(engine: Engine) -> Grammars:
+    """For answers of this engine's model; its tokenizer is read when the first one asks."""
+    return Grammars(lambda: Tokenizer.load(engine.loaded.folder), lambda: engine.loaded.config.vocab_size)

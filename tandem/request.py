@@ -142,7 +142,8 @@ class Request:
     """A request that was validated against the model's limits.
 
     prompt: token ids, at least one. generated: tokens already delivered by an earlier attempt; prefill absorbs
-    `prompt + generated`, and counting goes on after them.
+    `prompt + generated`, and counting goes on after them. grammar: what the answer follows, see `tandem.grammar`; empty: none.
+    grammar_after: it holds for what comes after these tokens only, which end a model's reasoning.
     """
 
     request_id: str
@@ -152,6 +153,8 @@ class Request:
     service_class: ServiceClass = ServiceClass.INTERACTIVE
     generated: tuple[int, ...] = ()
     output: OutputOptions = OutputOptions()
+    grammar: str = ""
+    grammar_after: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.adjust import Adjustment, TokenHistory, adjust
+from tandem.grammar import GrammarState
 from tandem.request import Request, SamplingParams
 
 __all__ = ["Draw", "SequenceSampler", "sample", "uniform"]
@@ -35,8 +36,10 @@ class SequenceSampler:
     `draw` is for the next token, `append` tells which one it became.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, grammar: GrammarState | None = None) -> None:
+        """grammar: as `Grammars.start` gave it for this request."""
         self._request = request
+        self._grammar = grammar
         self._num_generated = len(request.generated)
         self._history = TokenHistory(request) if request.sampling.has_penalty else None
 
@@ -44,15 +47,18 @@ class SequenceSampler:
         request = self._request
         position = len(request.prompt) + self._num_generated
         too_early = self._num_generated < request.stop.min_new_tokens
-        if self._history is None and not too_early and not request.sampling.logit_bias:
+        if self._history is None and self._grammar is None and not too_early and not request.sampling.logit_bias:
             return Draw(request.sampling, position)
         forbidden = sorted(request.stop.stop_token_ids) if too_early else ()
-        return Draw(request.sampling, position, Adjustment(request.sampling, self._history, forbidden))
+        allowed_V = self._grammar.allowed_V() if self._grammar is not None else None
+        return Draw(request.sampling, position, Adjustment(request.sampling, self._history, forbidden, allowed_V))
 
     def append(self, token: int) -> None:
         self._num_generated += 1
         if self._history is not None:
             self._history.append(token)
+        if self._grammar is not None:
+            self._grammar.append(token)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -106,6 +106,10 @@ class Tokenizer:
         """A batch of one: unlike `encode` it lets other threads run meanwhile, and it computes no offsets."""
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
+    def to_json(self) -> str:
+        """As a tokenizer.json has it."""
+        return str(self._backend.to_str())
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of an answer; special tokens and ids that nobody knows have none."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tandem.errors import HandoffError, InvalidRequest, TandemError
+from tandem.grammar import check_grammar
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules, TokenLogprobs
 from tandem.v1 import worker_pb2 as pb
 
@@ -25,6 +26,8 @@ def request_to_wire(request: Request, attempt: int, router_id: str) -> pb.WireRe
         router_id=router_id,
         logprobs=request.output.logprobs,
         prompt_logprobs=request.output.prompt_logprobs,
+        grammar=request.grammar,
+        grammar_after=request.grammar_after,
     )
 
 
@@ -48,6 +51,8 @@ def request_from_wire(wire: pb.WireRequest, vocab_size: int, max_context_tokens:
         ("logit_bias", bias_ids),
     ):
         _require(not ids or (min(ids) >= 0 and max(ids) < vocab_size), name, f"a token id is outside 0 … {vocab_size - 1}")
+    if wire.grammar:
+        check_grammar(wire.grammar, "grammar")
     classes = {c.value: c for c in ServiceClass}
     _require(wire.service_class in classes, "service_class", "is unknown")
     request = Request(
@@ -58,6 +63,8 @@ def request_from_wire(wire: pb.WireRequest, vocab_size: int, max_context_tokens:
         stop=StopRules(wire.max_new_tokens, frozenset(wire.stop_token_ids), wire.min_new_tokens),
         service_class=classes[wire.service_class],
         output=OutputOptions(_alternatives(wire, "logprobs"), _alternatives(wire, "prompt_logprobs")),
+        grammar=wire.grammar,
+        grammar_after=tuple(wire.grammar_after),
     )
     _require(
         request.max_total_tokens <= max_context_tokens, "max_new_tokens", f"exceeds the context of {max_context_tokens} tokens"

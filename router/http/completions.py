@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +86,52 @@ def fill_common(fields: Fields, message: pb.GenerateRequest) -> tuple[bool, bool
     if tier not in CLASSES:
         raise InvalidRequest("service_tier", f"{tier!r} is unknown; known are {', '.join(CLASSES)}")
     message.service_class = CLASSES[tier]
+    _constraint(fields, message)
     fields.ignore(*IGNORED)
     return bool(fields.flag("stream")), _include_usage(fields)
+
+
+def _constraint(fields: Fields, message: pb.GenerateRequest) -> None:
+    """OpenAI's `response_format`, or vLLM's `structured_outputs`."""
+    response_format, structured = fields.inner("response_format"), fields.inner("structured_outputs")
+    if response_format is not None and structured is not None:
+        raise InvalidRequest("structured_outputs", "cannot be given beside response_format")
+    if response_format is not None:
+        _response_format(response_format, message)
+    if structured is not None:
+        _structured(structured, message)
+
+
+def _response_format(fields: Fields, message: pb.GenerateRequest) -> None:
+    kind = fields.text("type")
+    if kind == "json_object":
+        message.json_object = True
+    elif kind == "json_schema":
+        described = fields.inner("json_schema")
+        if described is None or described.inner("schema") is None:
+            raise InvalidRequest(fields.name("json_schema"), "needs a schema")
+        message.json_schema = json.dumps(described.get("schema"))
+        described.ignore("name", "description", "strict")
+        described.done()
+    elif kind != "text":
+        raise InvalidRequest(fields.name("type"), f"{kind!r} is unknown; known are text, json_object and json_schema")
+    fields.done()
+
+
+def _structured(fields: Fields, message: pb.GenerateRequest) -> None:
+    given = [key for key in ("json", "regex", "choice", "json_object") if fields.get(key) not in (None, False)]
+    if len(given) != 1:
+        raise InvalidRequest("structured_outputs", "needs one of json, regex, choice and json_object")
+    if given == ["json"]:
+        schema = fields.get("json")
+        message.json_schema = utf8(schema, "structured_outputs.json") if isinstance(schema, str) else json.dumps(schema)
+    elif given == ["regex"]:
+        message.regex = fields.text("regex") or ""
+    elif given == ["choice"]:
+        message.choice.texts.extend(fields.strings("choice"))
+    else:
+        message.json_object = bool(fields.flag("json_object"))
+    fields.done()
 
 
 def _include_usage(fields: Fields) -> bool:

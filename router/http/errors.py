@@ -19,6 +19,10 @@ _PARAMS = {
     "token_ids": "prompt",
     "chat": "messages",
     "prompt": "prompt",
+    "json_schema": "response_format",
+    "json_object": "response_format",
+    "regex": "structured_outputs",
+    "choice": "structured_outputs",
 }
 
 

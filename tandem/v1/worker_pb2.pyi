@@ -131,6 +131,8 @@ class WireRequest(_message.Message):
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    GRAMMAR_AFTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """1, 2, …: events of an earlier attempt are ignored"""
@@ -143,6 +145,8 @@ class WireRequest(_message.Message):
     """alternatives to tell beside each token"""
     prompt_logprobs: _builtins.int
     """the same for the prompt"""
+    grammar: _builtins.str
+    """llguidance's text of what the answer follows"""
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -153,6 +157,10 @@ class WireRequest(_message.Message):
     def sampling(self) -> Global___WireSampling: ...
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def grammar_after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the grammar begins to hold after these tokens"""
+
     def __init__(
         self,
         *,
@@ -168,10 +176,12 @@ class WireRequest(_message.Message):
         min_new_tokens: _builtins.int = ...,
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        grammar: _builtins.str = ...,
+        grammar_after: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "generated", b"generated", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "generated", b"generated", "grammar", b"grammar", "grammar_after", b"grammar_after", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -81,6 +81,16 @@ REFUSED = {
     "negative alternatives": (prompt(prompt_logprobs=-1), "prompt_logprobs"),
     "negative least length": (prompt(min_new_tokens=-1), "min_new_tokens"),
     "least length above the longest": (prompt(min_new_tokens=5, max_new_tokens=4), "min_new_tokens"),
+    "schema that is no JSON": (prompt(json_schema="{"), "json_schema"),
+    "schema that is a list": (prompt(json_schema="[]"), "json_schema"),
+    "schema of an unknown type": (prompt(json_schema='{"type": "nonsense"}'), "json_schema"),
+    "schema that is too large": (prompt(json_schema='{"const": "' + "x" * 300_000 + '"}'), "json_schema"),
+    "regex that is none": (prompt(regex="(ab|"), "regex"),
+    "no choice": (prompt(choice=pb.Choices()), "choice"),
+    "empty choice": (prompt(choice=pb.Choices(texts=["a", ""])), "choice"),
+    "too many choices": (prompt(choice=pb.Choices(texts=["a"] * 257)), "choice"),
+    "endless beside a schema": (prompt(json_object=True, ignore_eos=True), "ignore_eos"),
+    "least length beside a schema": (prompt(json_object=True, min_new_tokens=1), "min_new_tokens"),
     "unknown model": (prompt(model="other"), "model"),
     "unknown class": (prompt(service_class=9), "service_class"),
     "too many stops": (prompt(stop=["x"] * 17), "stop"),
@@ -143,6 +153,17 @@ def test_each_answer_has_its_own_seed_and_the_first_the_clients() -> None:
     seeds = [valid.answer_request(index).sampling.seed for index in range(valid.num_answers)]
     assert seeds[0] == 2**64 - 1
     assert len(set(seeds)) == 16
+
+
+def test_a_constraint_becomes_a_grammar_that_waits_for_the_end_of_reasoning() -> None:
+    assert check(prompt()).grammar == check(prompt(json_object=False)).grammar == ""
+    assert "yes" in check(prompt(choice=pb.Choices(texts=["yes"]))).grammar
+    reasoning = chat("user", template_options='{"thinking": true}')
+    reasoning.regex = "a+"
+    assert check(reasoning).grammar_after == tuple(b"</think>")
+    plain = chat("user")
+    plain.regex = "a+"
+    assert check(plain).grammar_after == ()
 
 
 def test_batch_is_batch() -> None:

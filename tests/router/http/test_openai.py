@@ -351,3 +351,43 @@ async def test_a_bad_parameter_of_a_chat_is_named(body: dict[str, Any], param: s
     async with face() as it:
         reply = await it.post("/v1/chat/completions", {"messages": HELLO, **body})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+SCHEMA: Any = {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "json_schema"),
+        ({"structured_outputs": {"json": SCHEMA["schema"]}}, "json_schema"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
+    ],
+)
+async def test_structured_output_is_asked_for_in_either_way(body: dict[str, Any], expected: str | None) -> None:
+    async with face() as it:
+        for path, what in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "x"})):
+            assert (await it.post(path, {**what, **body})).status_code == 200
+            assert it.bench.ended[-1].message.WhichOneof("constraint") == expected
+            assert bool(it.bench.ended[-1].request.grammar) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}, "response_format"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ],
+)
+async def test_a_schema_that_cannot_be_compiled_is_refused_with_the_reason(body: dict[str, Any], param: str) -> None:
+    async with face() as it:
+        reply = await it.post("/v1/completions", {"prompt": "x", **body})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert len(reply.json()["error"]["message"]) > len(param) + 10
