@@ -12,6 +12,7 @@ from router.pipeline import Pipeline
 from tandem.errors import RequestError
 from tandem.request import FinishReason
 from tandem.v1 import inference_pb2 as pb
+from tests.simulation.cluster import Front
 from tests.simulation.scenario import Ask, expected
 from tests.simulation.world import Condition, Process, World
 
@@ -42,9 +43,9 @@ class Client:
             return False
         return self._task.done() or (self._process is not None and self._process.condition is Condition.DEAD)
 
-    def start(self, process: Process, pipeline: Pipeline) -> None:
-        self._process = process
-        self._task = process.spawn(self._run(pipeline))
+    def start(self, front: Front) -> None:
+        process = self._process = front.process
+        self._task = process.spawn(self._run(front.pipeline))
         process.on_death.append(self._router_died)
         if self.ask.leaves_after_s is not None:
             process.call_later(self.ask.leaves_after_s, self._task.cancel)
@@ -96,13 +97,19 @@ class Client:
 
 
 def _message(ask: Ask) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(
+    return pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=ask.prompt),
         max_new_tokens=ask.max_new_tokens,
         stop_token_ids=ask.stop_token_ids,
         stop=ask.stop,
         service_class=pb.SERVICE_CLASS_BATCH if ask.batch else pb.SERVICE_CLASS_INTERACTIVE,
-        sampling=pb.Sampling(temperature=ask.sampling.temperature, top_k=ask.sampling.top_k, seed=ask.sampling.seed),
+        min_new_tokens=ask.min_new_tokens,
+        sampling=pb.Sampling(
+            temperature=ask.sampling.temperature,
+            top_p=ask.sampling.top_p,
+            top_k=ask.sampling.top_k,
+            seed=ask.sampling.seed,
+            presence_penalty=ask.sampling.presence_penalty,
+            frequency_penalty=ask.sampling.frequency_penalty,
+        ),
     )
-    message.sampling.top_p = ask.sampling.top_p
-    return message

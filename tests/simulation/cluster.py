@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 from controller.controller import Controller
@@ -18,7 +19,19 @@ from tandem.detokenizer import BytePieces, IncrementalDetokenizer
 from tandem.v1 import worker_pb2
 from tests.simulation.engine import VOCAB
 from tests.simulation.network import Network
-from tests.simulation.scenario import Act, Cut, FailStep, Freeze, Kill, Reset, RestartRouter, Scenario, Terminate, text_of
+from tests.simulation.scenario import (
+    Act,
+    Cut,
+    FailStep,
+    Freeze,
+    Kill,
+    Reset,
+    RestartRouter,
+    Scenario,
+    Stall,
+    Terminate,
+    text_of,
+)
 from tests.simulation.watch import Watch
 from tests.simulation.workers import TRUST, Launcher, Site, WorkerProcess
 from tests.simulation.world import Process, World
@@ -27,7 +40,7 @@ from transfer.fake_agent import FakeFabric
 __all__ = ["Cluster", "Front"]
 
 _TIMING = Timing(look_s=1.0, ping_s=1.5, answer_s=4.0, connect_s=6.0, stop_s=2.0, kill_s=2.0)
-_LIMITS = RouterConfig(queue_wait_s=12.0, stall_s=10.0)
+_ROUTER = RouterConfig(queue_wait_s=12.0, stall_s=10.0, ask_after_s=3.0)
 _CONTROLLER = "controller"
 _ALPHABET = BytePieces([text_of(token).encode() for token in range(VOCAB)])
 
@@ -42,12 +55,12 @@ class _Tokenizer:
 class Front:
     """A router without its gRPC server. Clients live in its process."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
+    def __init__(self, cluster: Cluster, number: int, config: RouterConfig) -> None:
         self.router_id = f"router-{number}"
         self.process: Process = cluster.world.process(self.router_id)
         self.table = WorkerTable()
         self.fleet = Fleet(self.table, self._connect, lambda folder: _Tokenizer())  # type: ignore[arg-type, return-value]
-        self.pipeline = Pipeline(_LIMITS, self.table, lambda: self.fleet.model, cluster.world.clock)
+        self.pipeline = Pipeline(config, self.table, lambda: self.fleet.model, cluster.world.clock)
         self.process.spawn(follow(_CONTROLLER, self.router_id, TRUST, self.fleet))
 
     def _connect(self, info: WorkerInfo) -> GrpcWorkerHandle:
@@ -55,7 +68,7 @@ class Front:
 
 
 class Cluster:
-    """Made within `seams.patched`. front: the router that new clients find."""
+    """Made within `seams.patched`. fronts: the routers that new clients find."""
 
     def __init__(self, scenario: Scenario, world: World, network: Network) -> None:
         self.world = world
@@ -65,6 +78,7 @@ class Cluster:
             drain_s=2.0,
             prefill=PrefillConfig(
                 chunk_tokens=scenario.chunk_tokens,
+                max_queue=scenario.max_queue,
                 reserve_patience_s=1.5,
                 checkpoint_every_tokens=scenario.checkpoint_every,
             ),
@@ -83,10 +97,18 @@ class Cluster:
         membership = worker_pb2.DESCRIPTOR.services_by_name["Membership"]
         self.network.serve(_CONTROLLER, self._controlling, _Membership(self.controller), membership)
         self._controlling.spawn(self.controller.run())
-        self.front = Front(self, next(self._router_numbers))
+        self._config = dataclasses.replace(_ROUTER, max_queue=scenario.max_queue)
+        self.fronts = [self._new_front() for _ in range(scenario.num_routers)]
 
     def is_ready(self) -> bool:
-        return all(self.front.table.num_ready(role) == count for role, count in self._units.items())
+        wanted = self._units.items()
+        return all(front.table.num_ready(role) == count for front in self.fronts for role, count in wanted)
+
+    def front(self, index: int) -> Front:
+        return self.fronts[index % len(self.fronts)]
+
+    def _new_front(self) -> Front:
+        return Front(self, next(self._router_numbers), self._config)
 
     # ---- what happens to it ----
 
@@ -99,8 +121,11 @@ class Cluster:
                 if (worker := self._worker(role, index)) is not None:
                     worker.terminate()
             case Freeze(role=role, index=index):
+                if (process := self._process((role, index))) is not None:
+                    self._freeze(process, act.for_s)
+            case Stall(role=role, index=index):
                 if (worker := self._worker(role, index)) is not None:
-                    self._freeze(worker, act.for_s)
+                    worker.stall(act.thread, act.for_s)
             case Cut():
                 self._cut(self._process(act.one), self._process(act.other), act.for_s)
             case Reset():
@@ -109,13 +134,15 @@ class Cluster:
             case FailStep(role=role, index=index):
                 if (worker := self._worker(role, index)) is not None:
                     worker.engine.fail_next = True
-            case RestartRouter():
-                self.front.process.kill()
-                self.front = Front(self, next(self._router_numbers))
+            case RestartRouter(index=index):
+                self.front(index).process.kill()
+                self.fronts[index % len(self.fronts)] = self._new_front()
 
     def _process(self, who: tuple[str, int]) -> Process | None:
         if who[0] == "router":
-            return self.front.process
+            return self.front(who[1]).process
+        if who[0] == "controller":
+            return self._controlling
         worker = self._worker(*who)
         return worker.process if worker else None
 
@@ -123,15 +150,15 @@ class Cluster:
         alive = self.site.alive(role)
         return alive[index % len(alive)] if alive else None
 
-    def _freeze(self, worker: WorkerProcess, for_s: float) -> None:
+    def _freeze(self, process: Process, for_s: float) -> None:
         def go_on() -> None:
-            self.fabric.stopped.discard(worker.worker_id)
-            worker.process.go_on()
+            self.fabric.stopped.discard(process.name)
+            process.go_on()
             self._stir()
 
-        worker.process.stop_short()
-        self.fabric.stopped.add(worker.worker_id)
-        self.network.stopped(worker.process)
+        process.stop_short()
+        self.fabric.stopped.add(process.name)
+        self.network.stopped(process)
         self.world.at(self.world.now + for_s, go_on)
 
     def _cut(self, one: Process | None, other: Process | None, for_s: float) -> None:

@@ -18,8 +18,8 @@ from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
 from tandem.cache.spec import CacheSpecs, ConvTailSpec, PagedKvSpec, RecurrentSpec
 from tandem.model.batch import SequenceChunk
-from tandem.request import SamplingParams
-from tandem.sampling import Draw, sample
+from tandem.request import Request
+from tandem.sampling import SequenceSampler, sample
 
 __all__ = ["BLOCK", "FINGERPRINT", "MAX_CONTEXT", "SPECS", "VOCAB", "DigestEngine", "reference"]
 
@@ -133,13 +133,14 @@ def _row(total: int) -> int:
     return (total ^ (total >> 31)) * _PRIME >> 20 & (_ROWS - 1)
 
 
-def reference(prompt: Sequence[int], sampling: SamplingParams) -> Iterator[int]:
+def reference(request: Request) -> Iterator[int]:
     """The tokens of the answer, one after the other, for as long as one asks. A pure function."""
+    sampler = SequenceSampler(request)
     words = dict.fromkeys(_STATE_LAYERS, (0, 0))
     tail = [0, 0, 0]
     marks = 0
     position = 0
-    tokens = list(prompt)
+    tokens = list(request.prompt)
     while True:
         for token in tokens:
             for layer, (first, second) in words.items():
@@ -151,9 +152,9 @@ def reference(prompt: Sequence[int], sampling: SamplingParams) -> Iterator[int]:
         total = 0
         for digest in (words[0][0] ^ words[0][1], marks, words[2][0] ^ words[2][1]):
             total = (total * _OTHER + digest) & _MASK
-        row = _row(total)
-        token = _GREEDY[row]
-        if sampling.temperature > 0:
-            [token] = sample(_TABLE[row : row + 1], [Draw(sampling, position)])
+        row, draw = _row(total), sampler.draw()
+        plain = draw.params.temperature == 0 and draw.adjustment is None
+        token = _GREEDY[row] if plain else sample(_TABLE[row : row + 1], [draw])[0]
+        sampler.append(token)
         yield token
         tokens = [token]

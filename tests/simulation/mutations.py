@@ -183,8 +183,8 @@ def _late_tokens_after_the_end() -> AbstractContextManager[object]:
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """breaks: what of the invariants it must break, as a pattern for the violation. begin: where the search for a run that shows
-    it starts, so that it is short; the seeds are among those that are run without a mutation too."""
+    """breaks: what of the invariants it must break, as a pattern for the violation. begin: where the search for a run that
+    shows it starts, so that it is short; the seeds are among those that are run without a mutation too."""
 
     plant: Callable[[], AbstractContextManager[object]]
     breaks: str
@@ -198,16 +198,16 @@ _RECOVERY = r"after all had healed"
 
 MUTATIONS: dict[str, Mutation] = {
     "no quarantine": Mutation(_no_quarantine, _MEMORY),
-    "no checksum over the state": Mutation(_no_state_checksum, _ANSWER),
-    "no checks of the record": Mutation(_no_record_checksum, _ANSWER),
-    "attempt numbers ignored": Mutation(_attempt_numbers_ignored, _MEMORY),
+    "no checksum over the state": Mutation(_no_state_checksum, _ANSWER, begin=20),
+    "no checks of the record": Mutation(_no_record_checksum, _ANSWER, begin=20),
+    "attempt numbers ignored": Mutation(_attempt_numbers_ignored, _MEMORY, begin=120),
     "prefill frees before quiet": Mutation(_prefill_frees_before_quiet, _MEMORY),
     "quiet while writing": Mutation(_sender_quiet_while_writing, _MEMORY),
     "record before the bytes": Mutation(_record_before_the_bytes, f"{_MEMORY}|{_ANSWER}"),
     "delivered tokens forgotten": Mutation(_delivered_tokens_forgotten, _ANSWER),
     "tokens in order of arrival": Mutation(_tokens_in_order_of_arrival, _ANSWER),
-    "deaths not told": Mutation(_deaths_not_told, _LEAK),
-    "release said once": Mutation(_release_said_once, _LEAK),
+    "deaths not told": Mutation(_deaths_not_told, _LEAK, begin=40),
+    "release said once": Mutation(_release_said_once, _LEAK, begin=100),
     "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER),
     "broken pairs stay broken": Mutation(_broken_pairs_stay_broken, _RECOVERY),
     "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tandem.request import FinishReason, SamplingParams
+from tandem.request import FinishReason, Request, SamplingParams, StopRules
 from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
 from transfer.fake_agent import Faults
 
@@ -19,6 +19,7 @@ __all__ = [
     "Reset",
     "RestartRouter",
     "Scenario",
+    "Stall",
     "Terminate",
     "draw",
     "expected",
@@ -30,7 +31,8 @@ LAST_ACT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A client. leaves_after_s: it cancels so long after asking. deadline_s: as gRPC hands it to the router."""
+    """A client. router: which one it asks, modulo their number. leaves_after_s: it cancels so long after asking. deadline_s: as
+    gRPC hands it to the router."""
 
     at_s: float
     prompt: tuple[int, ...]
@@ -38,9 +40,16 @@ class Ask:
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009  frozen
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    min_new_tokens: int = 0
     batch: bool = False
     leaves_after_s: float | None = None
     deadline_s: float | None = None
+    router: int = 0
+
+    @property
+    def request(self) -> Request:
+        rules = StopRules(self.max_new_tokens, frozenset(self.stop_token_ids), self.min_new_tokens)
+        return Request("reference", self.prompt, self.sampling, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """SIGSTOP, and SIGCONT after `for_s` unless it was killed meanwhile."""
+    """SIGSTOP, and SIGCONT after `for_s` unless it was killed meanwhile. Of a router too."""
 
     at_s: float
     role: str
@@ -63,8 +72,19 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """One thread of the worker stands still, the others go on: "steps", or "transfer"."""
+
+    at_s: float
+    role: str
+    index: int
+    thread: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
-    """Nothing passes between the two for a while: router and worker, or prefill and decode worker."""
+    """Nothing passes between the two for a while: router and worker, router and controller, or prefill and decode worker."""
 
     at_s: float
     one: tuple[str, int]
@@ -95,6 +115,7 @@ class RestartRouter:
     """The router's process is killed; another one starts under another id."""
 
     at_s: float
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +127,25 @@ class Terminate:
     index: int
 
 
-Act = Kill | Terminate | Freeze | Cut | Reset | FailStep | RestartRouter
+Act = Kill | Terminate | Freeze | Stall | Cut | Reset | FailStep | RestartRouter
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """seed: of all chance while it runs. blocks, slots: by role. checkpoints: recurrent states that a prefill worker keeps, one
-    every `checkpoint_every` tokens. faults hold until `faults_until_s`."""
+    """seed: of all chance while it runs. blocks, slots: by role. max_queue: of a router and of a prefill worker. checkpoints:
+    recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`."""
 
     seed: int
     num_prefill: int = 1
     num_decode: int = 1
+    num_routers: int = 1
     blocks: dict[str, int] = field(default_factory=lambda: {"prefill": 48, "decode": 48})
     slots: dict[str, int] = field(default_factory=lambda: {"prefill": 4, "decode": 4})
     checkpoints: int = 0
     checkpoint_every: int = 8
     chunk_tokens: int = 16
     max_batch: int = 8
+    max_queue: int = 64
     overlap: bool = True
     message_delay_s: tuple[float, float] = (0.0005, 0.004)
     asks: tuple[Ask, ...] = ()
@@ -142,7 +165,7 @@ def expected(ask: Ask) -> tuple[list[int], str, FinishReason]:
     """The whole answer: tokens, text, and what ends it."""
     tokens: list[int] = []
     text = ""
-    for token in reference(ask.prompt, ask.sampling):
+    for token in reference(ask.request):
         tokens.append(token)
         if token in ask.stop_token_ids:
             return tokens, text, FinishReason.STOP
@@ -160,23 +183,24 @@ def text_of(token: int) -> str:
 
 def draw(chance: random.Random) -> Scenario:
     """Any scenario, from a generator of chance: a seeded one, or hypothesis's."""
-    num_prefill, num_decode = chance.randint(1, 3), chance.randint(1, 3)
     num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
     often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
     return Scenario(
         seed=chance.randrange(1 << 32),
-        num_prefill=num_prefill,
-        num_decode=num_decode,
+        num_prefill=chance.randint(1, 3),
+        num_decode=chance.randint(1, 3),
+        num_routers=chance.choice((1, 1, 2)),
         blocks={role: chance.choice((smallest, smallest + 8, 2 * smallest)) for role in ("prefill", "decode")},
         slots={role: chance.choice((1, 2, 4)) for role in ("prefill", "decode")},
         checkpoints=chance.choice((0, 1, 8)),
         checkpoint_every=chance.choice((BLOCK, 7, 4 * BLOCK)),
         chunk_tokens=chance.choice((3, 4, 8, 16, 64)),
         max_batch=chance.choice((1, 2, 8)),
+        max_queue=chance.choice((1, 64, 64, 64)),
         overlap=chance.random() < 0.85,
         message_delay_s=chance.choice(((0.0005, 0.004), (0.0, 0.05), (0.0, 0.3))),
-        asks=tuple(_ask(chance, often) for _ in range(chance.randint(1, 6))),
+        asks=tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6, 8)))),
         acts=tuple(sorted((_act(chance) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
@@ -187,23 +211,31 @@ def _ask(chance: random.Random, often: tuple[int, ...]) -> Ask:
     """often: what many prompts begin with."""
     length = chance.choice((1, 2, 3, BLOCK, BLOCK + 1, 2 * BLOCK, chance.randint(1, 60)))
     length = max(1, length + chance.choice((0, 0, 8, 16, 15, 17)))
-    most = MAX_CONTEXT - length
-    seeded = chance.random() < 0.4
-    greedy = SamplingParams()
-    drawn = SamplingParams(0.8, chance.choice((1.0, 0.9)), chance.choice((0, 20)), chance.randrange(1 << 64))
+    max_new_tokens = min(MAX_CONTEXT - length, chance.choice((1, 2, 3, BLOCK, chance.randint(1, 30))))
     shared = chance.choice((0, 0, length - 1, length, chance.randint(0, length)))
+    stops = chance.random()
     hurry = chance.random()
     return Ask(
         at_s=chance.uniform(0.0, 2.0),
         prompt=often[:shared] + _tokens(chance, length - shared),
-        max_new_tokens=min(most, chance.choice((1, 2, 3, BLOCK, chance.randint(1, 30)))),
-        sampling=drawn if seeded else greedy,
-        stop_token_ids=tuple(sorted(set(_tokens(chance, 4)))) if chance.random() < 0.3 else (),
-        stop=tuple(text_of(token) for token in _tokens(chance, 3)) if chance.random() < 0.15 else (),
+        max_new_tokens=max_new_tokens,
+        sampling=_sampling(chance),
+        stop_token_ids=tuple(sorted(set(_tokens(chance, 4)))) if stops < 0.3 else (),
+        stop=tuple(text_of(token) for token in _tokens(chance, 3)) if stops > 0.85 else (),
+        min_new_tokens=chance.randint(0, max_new_tokens) if stops < 0.15 else 0,
         batch=chance.random() < 0.2,
         leaves_after_s=chance.uniform(0.0, 1.5) if hurry < 0.25 else None,
         deadline_s=chance.uniform(0.05, 3.0) if 0.25 <= hurry < 0.35 else None,
+        router=chance.randrange(2),
     )
+
+
+def _sampling(chance: random.Random) -> SamplingParams:
+    penalty = chance.choice((0.0, 0.0, 0.0, 1.0))
+    if chance.random() < 0.6:
+        return SamplingParams(frequency_penalty=penalty)
+    seed = chance.randrange(1 << 64)
+    return SamplingParams(0.8, chance.choice((1.0, 0.9)), chance.choice((0, 20)), seed, presence_penalty=penalty)
 
 
 def _tokens(chance: random.Random, length: int) -> tuple[int, ...]:
@@ -215,24 +247,32 @@ def _worker(chance: random.Random, role: str = "") -> tuple[str, int]:
     return role or chance.choice(("prefill", "decode")), chance.randrange(3)
 
 
+def _pair(chance: random.Random) -> tuple[tuple[str, int], tuple[str, int]]:
+    kind = chance.random()
+    if kind < 0.5:
+        return _worker(chance, "prefill"), _worker(chance, "decode")
+    return _worker(chance, "router"), _worker(chance) if kind < 0.95 else ("controller", 0)
+
+
 def _act(chance: random.Random) -> Act:
     at_s = chance.uniform(0.0, LAST_ACT_S)
     kind = chance.random()
     if kind < 0.25:
         return Kill(at_s, *_worker(chance))
-    if kind < 0.5:
-        return Freeze(at_s, *_worker(chance), for_s=chance.choice((0.2, 1.0, 2.5, 3.5, 4.5, 6.0, 9.0)))
+    if kind < 0.45:
+        who = _worker(chance, "router") if chance.random() < 0.1 else _worker(chance)
+        return Freeze(at_s, *who, for_s=chance.choice((0.2, 1.0, 2.5, 3.5, 4.5, 6.0, 9.0)))
+    if kind < 0.52:
+        return Stall(at_s, *_worker(chance), thread=chance.choice(("steps", "transfer")), for_s=chance.choice((0.5, 2.0, 7.0)))
+    if kind < 0.7:
+        return Reset(at_s, *_pair(chance))
     if kind < 0.9:
-        one = ("router", 0) if chance.random() < 0.4 else _worker(chance, "prefill")
-        other = _worker(chance, "" if one[0] == "router" else "decode")
-        if kind < 0.7:
-            return Reset(at_s, one, other)
-        return Cut(at_s, one, other, for_s=chance.choice((0.2, 1.0, 2.0, 3.5, 5.0, 8.0)))
+        return Cut(at_s, *_pair(chance), for_s=chance.choice((0.2, 1.0, 2.0, 3.5, 5.0, 8.0)))
     if kind < 0.93:
         return FailStep(at_s, *_worker(chance))
     if kind < 0.97:
         return Terminate(at_s, *_worker(chance))
-    return RestartRouter(at_s)
+    return RestartRouter(at_s, chance.randrange(2))
 
 
 def _faults(chance: random.Random) -> Faults:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem.model.batch import SequenceChunk
-from tandem.request import SamplingParams
+from tandem.request import Request, SamplingParams, StopRules
 from tandem.sampling import Draw, sample
 from tests.simulation.engine import DigestEngine, reference
 
@@ -34,7 +34,7 @@ def answer(engine: DigestEngine, sampling: SamplingParams, chunks: tuple[int, ..
 @pytest.mark.parametrize("chunks", [(13,), (4, 4, 5), (1,) * 13])
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, 0.9, 20, 7)])
 def test_the_engine_gives_the_reference_however_the_prompt_is_cut(chunks: tuple[int, ...], sampling: SamplingParams) -> None:
-    wanted = list(itertools.islice(reference(PROMPT, sampling), 6))
+    wanted = list(itertools.islice(reference(Request("r", PROMPT, sampling, StopRules(6))), 6))
     assert answer(DigestEngine(8, 4), sampling, chunks, 6) == wanted
 
 

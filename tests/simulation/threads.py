@@ -29,10 +29,15 @@ class _Timed:
         self.name = name
         self.alive = False
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled_until = 0.0
 
     def start(self) -> None:
         self.alive = True
         self._due_in(0.0)
+
+    def stall(self, for_s: float) -> None:
+        """It hangs in something for so long."""
+        self._stalled_until = self.process.time() + for_s
 
     def is_alive(self) -> bool:
         return self.alive
@@ -58,6 +63,9 @@ class _Timed:
     def _run(self) -> None:
         self._timer = None
         if not self.alive:
+            return
+        if self.process.time() < self._stalled_until:
+            self._due_in(self._stalled_until - self.process.time())
             return
         try:
             seconds = self._once()

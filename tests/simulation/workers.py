@@ -27,7 +27,8 @@ __all__ = ["TRUST", "Launcher", "Site", "WorkerProcess"]
 
 TRUST = Trust(Secret("a secret of the simulation"))
 _NOTICED_S = (0.05, 1.0)
-_CALL_S = 0.002
+_CALL_S = (0.001, 0.01)
+_SLOW_CALL_S = 0.5
 _STEP_S = {"prefill": (0.01, 0.06), "decode": (0.005, 0.04)}
 _SNEAK_IN = 0.2
 
@@ -123,7 +124,7 @@ class WorkerProcess:
 
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled():
-                self._controller.call_later(_CALL_S, pass_on, task)
+                self._controller.call_later(self._call_s(), pass_on, task)
 
         def pass_on(task: asyncio.Task[Any]) -> None:
             error = task.exception()
@@ -134,11 +135,15 @@ class WorkerProcess:
             else:
                 answer.set_result(task.result())
 
-        self.process.call_later(_CALL_S, begin)
+        self.process.call_later(self._call_s(), begin)
         try:
             return await answer
         finally:
             del self._waiting[answer]
+
+    def _call_s(self) -> float:
+        """What a call through Ray takes, one way."""
+        return self.chance.uniform(*_CALL_S) if self.chance.random() < 0.9 else self.chance.uniform(0.0, _SLOW_CALL_S)
 
     # ---- its life ----
 
@@ -185,9 +190,14 @@ class WorkerProcess:
             if stopping is not None:
                 await stopping
             self._ended.set()
-            self.process.call_later(2 * _CALL_S, self.process.kill)
+            self.process.call_later(_CALL_S[0], self.process.kill)
 
         self.process.spawn(end())
+
+    def stall(self, thread: str, for_s: float) -> None:
+        """thread: "steps" or "transfer"."""
+        stalled = self.worker._thread if thread == "steps" else self.looper
+        stalled.stall(for_s)
 
     def _died(self) -> None:
         self.site.fabric.kill(self.worker_id)

@@ -99,7 +99,9 @@ class World:
         return True
 
     def end(self) -> None:
-        """Unwind what every process still had under way; nothing of it counts any more."""
+        """Unwind what every process still had under way; nothing of it counts any more, and nothing else happens."""
+        self._queue = [entry for entry in self._queue if entry[2] is not None]
+        heapq.heapify(self._queue)
         for process in self.processes:
             process.cancel_everything()
         for _ in range(100):
