@@ -20,14 +20,18 @@ from grpc_reflection.v1alpha import reflection
 from router.answer import Delta, Prompt
 from router.fleet import Fleet
 from router.job import Outcome
+from router.kserve import KServeService
 from router.pipeline import Pipeline
 from router.state import WorkerTable
 from router.status import status_of
+from router.statuses import status_of_error
 from router.validation import validate_request_id
-from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unavailable
+from tandem.errors import InvalidRequest, Overloaded, RequestError
 from tandem.request import TokenLogprobs
 from tandem.rpc import create_server
 from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import kserve_pb2 as kserve
+from tandem.v1 import kserve_pb2_grpc as kserve_grpc
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
 
@@ -39,14 +43,7 @@ REQUEST_ID_HEADER = "x-request-id"
 RETRY_AFTER_HEADER = "retry-after-ms"
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 OPERATIONS = operations.DESCRIPTOR.services_by_name["Operations"].full_name
-
-_STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
-    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
-    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (Cancelled, grpc.StatusCode.CANCELLED),
-    (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
-)
+KSERVE = kserve.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,7 @@ class InferenceService:
             await self._answer(request, request_id, context)
             return
         except (RequestError, TimeoutError) as error:
-            code = next(code for kind, code in _STATUS if isinstance(error, kind))
-            details, trailers = str(error) or "the deadline passed", _retry_after(error)
+            (code, details), trailers = status_of_error(error), _retry_after(error)
         except Exception:
             if context.done():
                 return  # the client left while we wrote to it
@@ -115,6 +111,10 @@ class OperationsService(operations_grpc.OperationsServicer):
 
     async def GetStatus(self, request: operations.GetStatusRequest, context: grpc.aio.ServicerContext) -> operations.Status:
         return status_of(self._fleet, self._table, self._pipeline.num_by_phase)
+
+    def kserve(self) -> KServeService:
+        """The same pipeline, in KServe's protocol."""
+        return KServeService(self._pipeline, self._fleet, self._table)
 
 
 class HealthReporter:
@@ -178,8 +178,9 @@ def build_server(
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE, methods),))
     operations_grpc.add_OperationsServicer_to_server(operations_service, server)
+    kserve_grpc.add_GRPCInferenceServiceServicer_to_server(operations_service.kserve(), server)
     health_pb2_grpc.add_HealthServicer_to_server(reporter.servicer, server)
-    names = (INFERENCE, OPERATIONS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (INFERENCE, OPERATIONS, KSERVE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     return server
 
