@@ -20,6 +20,7 @@ from tandem.trust import Certificates, Trust
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
     "bind",
+    "create_blocking_channel",
     "create_channel",
     "create_internal_channel",
     "create_internal_server",
@@ -99,6 +100,23 @@ def create_channel(
     """A channel to `address` (host:port) on the running event loop; connects on its first call, and again by itself.
 
     certificates: speak TLS, and show the client's own certificate if there is one."""
+    options = _channel_options(max_message_bytes, certificates)
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _channel_credentials(certificates), options=options)
+
+
+def create_blocking_channel(
+    address: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, certificates: Certificates | None = None
+) -> grpc.Channel:
+    """The same for code without an event loop."""
+    options = _channel_options(max_message_bytes, certificates)
+    if certificates is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, _channel_credentials(certificates), options=options)
+
+
+def _channel_options(max_message_bytes: int, certificates: Certificates | None) -> tuple[tuple[str, int | str], ...]:
     options: tuple[tuple[str, int | str], ...] = (
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -112,12 +130,13 @@ def create_channel(
         ("grpc.min_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_BACKOFF_MAX_MS),
     )
-    if certificates is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    if certificates.server_name:
+    if certificates is not None and certificates.server_name:
         options += (("grpc.ssl_target_name_override", certificates.server_name),)
-    credentials = grpc.ssl_channel_credentials(certificates.ca or None, certificates.key or None, certificates.cert or None)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+    return options
+
+
+def _channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(certificates.ca or None, certificates.key or None, certificates.cert or None)
 
 
 def create_internal_channel(address: str, trust: Trust) -> grpc.aio.Channel:

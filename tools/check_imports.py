@@ -42,6 +42,9 @@ ONLY_IN = {
         (
             "tandem/guard.py",
             "tandem/rpc.py",
+            "tandem/client/asynchronous.py",
+            "tandem/client/messages.py",
+            "tandem/client/synchronous.py",
             "tandem/cli/generate.py",
             "tandem/cli/health.py",
             "tandem/cli/status.py",

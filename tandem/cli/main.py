@@ -30,6 +30,7 @@ class Command:
 COMMANDS = {
     "up": Command("tandem.cli.up", "start a local cluster in the foreground"),
     "generate": Command("tandem.cli.generate", "stream one completion"),
+    "chat": Command("tandem.cli.chat", "a conversation in the terminal"),
     "status": Command("tandem.cli.status", "pools, workers, load, leases"),
     "verify": Command("tandem.cli.verify", "parity self-test: one process against the cluster, token for token"),
     "router": Command("tandem.cli.router", ""),
