@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from router.answer import Delta
+from router.callers import Caller
 from router.fleet import Fleet
 from router.job import Outcome
 from router.pipeline import Pipeline
@@ -71,7 +72,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         token_ids: list[int] = []
         text: list[str] = []
         try:
-            async with contextlib.aclosing(self._answer(request, context.time_remaining())) as answer:
+            async with contextlib.aclosing(self._answer(request, self._caller(context), context.time_remaining())) as answer:
                 async for item in answer:
                     if isinstance(item, Outcome):
                         return write_infer(request, self._model, token_ids, "".join(text), item.finish_reason.value)
@@ -91,7 +92,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         """Any number of requests, served side by side; a message for whatever has come of each since the client read last. The
         last one of each has the finish reason, or the error."""
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(maxsize=1)
-        reading = asyncio.create_task(self._serve_all(request_iterator, responses))
+        reading = asyncio.create_task(self._serve_all(request_iterator, self._caller(context), responses))
         try:
             while (response := await responses.get()) is not None:
                 yield response
@@ -102,6 +103,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
     async def _serve_all(
         self,
         requests: AsyncIterator[pb.ModelInferRequest],
+        caller: Caller,
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
     ) -> None:
         """Ends with None, whatever happens."""
@@ -110,18 +112,21 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
             async with asyncio.TaskGroup() as serving:
                 async for request in requests:
                     await places.acquire()
-                    task = serving.create_task(self._serve_one(request, responses))
+                    task = serving.create_task(self._serve_one(request, caller, responses))
                     task.add_done_callback(lambda _: places.release())
         except Exception:
             log.exception("a stream of requests ended by a bug")
         await responses.put(None)
 
     async def _serve_one(
-        self, request: pb.ModelInferRequest, responses: asyncio.Queue[pb.ModelStreamInferResponse | None]
+        self,
+        request: pb.ModelInferRequest,
+        caller: Caller,
+        responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
     ) -> None:
         """One request's error is its own: the stream and the others go on."""
         try:
-            async with contextlib.aclosing(self._answer(request, None)) as answer:
+            async with contextlib.aclosing(self._answer(request, caller, None)) as answer:
                 async for item in answer:
                     if isinstance(item, Outcome):
                         part = write_infer(request, self._model, (), "", item.finish_reason.value)
@@ -137,13 +142,18 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
         await responses.put(pb.ModelStreamInferResponse(error_message=message, infer_response=failed))
 
-    async def _answer(self, request: pb.ModelInferRequest, deadline_s: float | None) -> AsyncGenerator[Delta | Outcome, None]:
+    async def _answer(
+        self, request: pb.ModelInferRequest, caller: Caller, deadline_s: float | None
+    ) -> AsyncGenerator[Delta | Outcome, None]:
         if request.model_version not in ("", "1"):
             raise InvalidRequest("model_version", f"{request.model_version!r} is not served; there is version 1")
         request_id = validate_request_id(request.id) if request.id else uuid.uuid4().hex
-        async with contextlib.aclosing(self._pipeline.generate(read_infer(request), request_id, deadline_s)) as stream:
+        async with contextlib.aclosing(self._pipeline.generate(read_infer(request), request_id, deadline_s, caller)) as stream:
             async for item in stream:
                 yield item
+
+    def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
+        return self._pipeline.callers.identify(context.invocation_metadata() or ())
 
     @property
     def _model(self) -> str:

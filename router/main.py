@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from router.callers import Callers
 from router.fleet import Fleet
 from router.handles import GrpcWorkerHandle
 from router.http.app import Gateway
@@ -55,7 +56,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
         return GrpcWorkerHandle(info, router_id, trust, table.changed)
 
     fleet = Fleet(table, connect, Tokenizer.load)
-    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
+    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=Callers.load(config.api_keys_file))
     reporter = HealthReporter(table)
     await reporter.start()
     server = build_server(

@@ -17,6 +17,7 @@ from functools import partial
 from router.admission import PlacementQueue
 from router.answer import Answer, Delta
 from router.attempt import Attempt, AttemptEnded
+from router.callers import ANYONE, Caller, Callers
 from router.events import Failed
 from router.job import Job, Outcome
 from router.merge import merge
@@ -41,7 +42,8 @@ _INLINE_CHARS = 4096
 
 
 class Pipeline:
-    """model: the served one, None before any worker is known. observe: called once with each job when it has ended."""
+    """model: the served one, None before any worker is known. observe: called once with each job when it has ended.
+    callers: who may call; the front doors ask them."""
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class Pipeline:
         model: Callable[[], ServedModel | None],
         clock: Clock,
         observe: Callable[[Job], None] = lambda job: None,
+        callers: Callers | None = None,
     ) -> None:
+        self.callers = callers or Callers()
         self._config = config
         self._table = table
         self._model = model
@@ -65,7 +69,7 @@ class Pipeline:
         return Counter(job.phase.value for job in self._jobs.values())
 
     async def generate(
-        self, message: pb.GenerateRequest, request_id: str, deadline_s: float | None = None
+        self, message: pb.GenerateRequest, request_id: str, deadline_s: float | None = None, caller: Caller = ANYONE
     ) -> AsyncGenerator[Delta | Outcome, None]:
         """Deltas as they come, then one outcome; of each of the n answers, told apart by their index. Closing the generator, or
         cancelling its reader, frees the workers at once.
@@ -77,9 +81,11 @@ class Pipeline:
         """
         until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         jobs = [self._open(message, request_id)]
+        under_way = contextlib.ExitStack()
         try:
             async with asyncio.timeout_at(until):
                 model, valid = await self._validate(jobs[0])
+            under_way.enter_context(caller.admitted(valid.num_answers))
             jobs += [self._open(message, request_id) for _ in range(1, valid.num_answers)]
             for index, job in enumerate(jobs):
                 self._prepare(job, model, valid, index)
@@ -90,6 +96,8 @@ class Pipeline:
             for job in jobs:
                 self._close(job, error)
             raise
+        finally:
+            under_way.close()
 
     async def _answer(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
         try:

@@ -18,7 +18,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.answer import Delta, Prompt
+from router.callers import Callers
 from router.fleet import Fleet
+from router.gate import KeyInterceptor
 from router.job import Outcome
 from router.kserve import KServeService
 from router.pipeline import Pipeline
@@ -58,6 +60,10 @@ class InferenceService:
         self._pipeline = pipeline
         self._fleet = fleet
 
+    @property
+    def callers(self) -> Callers:
+        return self._pipeline.callers
+
     async def Generate(self, request: pb.GenerateRequest | _Malformed, context: grpc.aio.ServicerContext) -> None:
         request_id = _request_id(context)
         try:
@@ -94,7 +100,8 @@ class InferenceService:
 
     async def _answer(self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext) -> None:
         """`write` waits for the client; what comes meanwhile is one message afterwards."""
-        stream = self._pipeline.generate(request, request_id, context.time_remaining())
+        caller = self._pipeline.callers.identify(context.invocation_metadata() or ())
+        stream = self._pipeline.generate(request, request_id, context.time_remaining(), caller)
         async with contextlib.aclosing(stream):
             async for item in stream:
                 await context.write(_response(item, self._token_bytes))
@@ -164,7 +171,7 @@ def build_server(
     inference: InferenceService, operations_service: OperationsService, reporter: HealthReporter, max_message_bytes: int
 ) -> grpc.aio.Server:
     """All services on one server, without a port yet."""
-    server = create_server(max_message_bytes)
+    server = create_server(max_message_bytes, [KeyInterceptor(inference.callers)] if inference.callers.by_digest else [])
     # By hand: the generated code would answer bytes that do not parse with UNKNOWN.
     methods = {
         "Generate": grpc.unary_stream_rpc_method_handler(

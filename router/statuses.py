@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import grpc
 
-from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unavailable
+from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
 
 __all__ = ["status_of_error"]
 
 _STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (Cancelled, grpc.StatusCode.CANCELLED),

@@ -171,7 +171,8 @@ class RouterConfig:
     ask_after_s: after so much silence before the first token the prefill worker is asked whether it has the task.
     stall_s: an attempt of which nothing was heard for so long, not even an answer to that, has ended.
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
-    tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`."""
+    tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
+    api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports."""
 
     host: str = "127.0.0.1"
     grpc_port: int = 50051
@@ -184,6 +185,7 @@ class RouterConfig:
     stall_s: float = 120.0
     max_new_tokens_default: int = 128
     max_message_bytes: int = 16 * 1024 * 1024
+    api_keys_file: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
 

@@ -8,6 +8,7 @@
     │   └── CapacityError       the memory budget cannot hold one full-length sequence: exit 1
     ├── RequestError            the request ends; never retried by us
     │   ├── InvalidRequest      INVALID_ARGUMENT, names the field: the client must change the request
+    │   ├── Unauthenticated     UNAUTHENTICATED: the client must send an API key that is known
     │   ├── Overloaded          RESOURCE_EXHAUSTED: the client may try again after `retry_after_s`
     │   ├── Unavailable         UNAVAILABLE: no worker could serve it within the bounded retries
     │   └── Cancelled           the client went away: free what it held, tell nobody
@@ -40,6 +41,7 @@ __all__ = [
     "RequestError",
     "TandemError",
     "TransferFailed",
+    "Unauthenticated",
     "Unavailable",
 ]
 
@@ -71,6 +73,10 @@ class InvalidRequest(RequestError):
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
+
+
+class Unauthenticated(RequestError):
+    """No API key was given, or none that is known here."""
 
 
 class Overloaded(RequestError):

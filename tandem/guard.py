@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -13,7 +13,7 @@ import grpc.aio
 
 from tandem.secret import Secret
 
-__all__ = ["SECRET_HEADER", "SecretChannel", "SecretInterceptor"]
+__all__ = ["SECRET_HEADER", "MetadataChannel", "SecretChannel", "SecretInterceptor"]
 
 SECRET_HEADER = "tandem-cluster-secret-bin"
 
@@ -36,32 +36,32 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return _REFUSE_WITHOUT if not given else _REFUSE_OTHER
 
 
-class SecretChannel(grpc.aio.Channel):  # type: ignore[misc]
-    """A channel whose calls all carry the secret. No interceptor: those cost a queue for each message of a stream."""
+class MetadataChannel(grpc.aio.Channel):  # type: ignore[misc]
+    """A channel whose calls all carry the same metadata. No interceptor: those cost a queue for each message of a stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, secret: Secret) -> None:
+    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         self._channel = channel
-        self._metadata = ((SECRET_HEADER, secret.reveal().encode()),)
+        self._metadata = tuple(metadata)
 
     def unary_unary(self, *args: Any, **options: Any) -> Any:
-        return self._with_secret(self._channel.unary_unary(*args, **options))
+        return self._with_metadata(self._channel.unary_unary(*args, **options))
 
     def unary_stream(self, *args: Any, **options: Any) -> Any:
-        return self._with_secret(self._channel.unary_stream(*args, **options))
+        return self._with_metadata(self._channel.unary_stream(*args, **options))
 
     def stream_unary(self, *args: Any, **options: Any) -> Any:
-        return self._with_secret(self._channel.stream_unary(*args, **options))
+        return self._with_metadata(self._channel.stream_unary(*args, **options))
 
     def stream_stream(self, *args: Any, **options: Any) -> Any:
-        return self._with_secret(self._channel.stream_stream(*args, **options))
+        return self._with_metadata(self._channel.stream_stream(*args, **options))
 
-    def _with_secret(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_metadata(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, metadata: Any = None, **options: Any) -> Any:
             return method(*args, metadata=(*(metadata or ()), *self._metadata), **options)
 
         return call
 
-    async def __aenter__(self) -> SecretChannel:
+    async def __aenter__(self) -> MetadataChannel:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -78,6 +78,13 @@ class SecretChannel(grpc.aio.Channel):  # type: ignore[misc]
 
     async def channel_ready(self) -> None:
         await self._channel.channel_ready()
+
+
+class SecretChannel(MetadataChannel):
+    """Of a process of the cluster."""
+
+    def __init__(self, channel: grpc.aio.Channel, secret: Secret) -> None:
+        super().__init__(channel, ((SECRET_HEADER, secret.reveal().encode()),))
 
 
 def _digest(value: bytes) -> bytes:

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from router.answer import Delta
+from router.callers import Caller
 from router.fleet import Fleet
 from router.http.chat import read_chat
 from router.http.completions import Asked, read_completion
@@ -117,6 +118,7 @@ class Gateway:
             request_id = uuid.uuid4().hex if given is None else given
             try:
                 validate_request_id(request_id)
+                request.state.caller = self.pipeline.callers.identify(request.headers.items())
                 response = await handle(request, request_id)
             except (RequestError, TimeoutError) as error:
                 response = _refuse(refusal_of(error))
@@ -134,7 +136,9 @@ class Gateway:
         return endpoint
 
     async def _answer(self, request: Request, request_id: str, asked: Asked, reply: Reply) -> Response:
-        stream = merge([self._items(place, message, request_id) for place, message in enumerate(asked.messages)])
+        stream = merge(
+            [self._items(place, message, request_id, request.state.caller) for place, message in enumerate(asked.messages)]
+        )
         if not asked.stream:
             await _unless_gone(request, _collect(stream, reply))
             return JSONResponse(reply.whole())
@@ -147,8 +151,8 @@ class Gateway:
         events = _events(first, stream, reply, asked.include_usage, request_id)
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
-    async def _items(self, place: int, message: Any, request_id: str) -> AsyncGenerator[Item, None]:
-        async with contextlib.aclosing(self.pipeline.generate(message, request_id)) as answer:
+    async def _items(self, place: int, message: Any, request_id: str, caller: Caller) -> AsyncGenerator[Item, None]:
+        async with contextlib.aclosing(self.pipeline.generate(message, request_id, None, caller)) as answer:
             async for item in answer:
                 yield place, item
 

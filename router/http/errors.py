@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.errors import InvalidRequest, Overloaded, RequestError, Unavailable
+from tandem.errors import InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
 
 __all__ = ["Refusal", "body_of", "refusal_of"]
 
@@ -49,6 +49,8 @@ def refusal_of(error: RequestError | TimeoutError) -> Refusal:
         case InvalidRequest():
             param = _param(error.field)
             return Refusal(400, "invalid_request_error", f"{param}: {error.reason}", param)
+        case Unauthenticated():
+            return Refusal(401, "invalid_request_error", str(error), code="invalid_api_key")
         case Overloaded():
             wait_s = max(1, math.ceil(error.retry_after_s))
             return Refusal(429, "rate_limit_error", str(error), code="rate_limit_exceeded", retry_after_s=wait_s)

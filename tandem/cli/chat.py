@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 
-from tandem.cli.client_tls import add_tls_options
+from tandem.cli.client_tls import add_tls_options, api_key_of
 from tandem.client import Client, Message, Options
 from tandem.config import TlsConfig
 from tandem.errors import Overloaded, TandemError, Unavailable
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     options: Options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
     if args.seed is not None:
         options["seed"] = args.seed
-    with Client(args.address, tls=tls if tls != TlsConfig() else None) as client:
+    with Client(args.address, tls=tls if tls != TlsConfig() else None, api_key=api_key_of(args)) as client:
         if sys.stdin.isatty():
             print(f"{client.models()[0].name} at {args.address}; /quit ends", flush=True)
         converse(client, _lines(), options, args.system or "")

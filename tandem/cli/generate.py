@@ -14,10 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tandem.cli.client_tls import add_tls_options, certificates_of
+from tandem.cli.client_tls import add_tls_options, channel_to
 from tandem.cli.timeline import draw
 from tandem.errors import ConfigError, Overloaded, TandemError, Unavailable
-from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")
     printer = _Printer(quiet=args.json)
     try:
-        channel = partial(create_channel, args.address, certificates=certificates_of(args))
+        channel = partial(channel_to, args.address, args)
         asyncio.run(_stream(request_of(args), channel, args.address, args.timeout, printer))
     finally:
         printer.end_line()

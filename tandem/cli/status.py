@@ -14,10 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tandem.cli.client_tls import add_tls_options, certificates_of
+from tandem.cli.client_tls import add_tls_options, channel_to
 from tandem.errors import TandemError, Unavailable
-from tandem.rpc import create_channel
-from tandem.trust import Certificates
 from tandem.v1 import operations_pb2, operations_pb2_grpc
 
 __all__ = ["add_parser", "as_json", "as_text", "run"]
@@ -38,9 +36,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    certificates = certificates_of(args)
     while True:
-        status = asyncio.run(_get_status(args.address, certificates))
+        status = asyncio.run(_get_status(args))
         text = json.dumps(as_json(status)) if args.json else as_text(status)
         clear = _CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
         print(clear + text, flush=True)
@@ -49,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(_WATCH_EVERY_S)
 
 
-async def _get_status(address: str, certificates: Certificates | None) -> operations_pb2.Status:
-    async with create_channel(address, certificates=certificates) as channel:
+async def _get_status(args: argparse.Namespace) -> operations_pb2.Status:
+    address = args.address
+    async with channel_to(address, args) as channel:
         stub = operations_pb2_grpc.OperationsStub(channel)
         try:
             status: operations_pb2.Status = await stub.GetStatus(operations_pb2.GetStatusRequest(), timeout=_ANSWER_S)

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 import grpc
 import grpc.aio
 
-from tandem.cli.client_tls import add_tls_options, certificates_of
+from tandem.cli.client_tls import add_tls_options, channel_to
 from tandem.config import CacheConfig, ModelSource
 from tandem.errors import TandemError, Unavailable
 from tandem.parity import Mismatch, compare, edge_lengths, make_cases, make_crowd, message_of
 from tandem.request import Request
-from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace, address: str) -> int:
-    channel = create_channel(address, certificates=certificates_of(args))
+    channel = channel_to(address, args)
     try:
         stub = pb_grpc.InferenceStub(channel)
         model = await _model(stub, address)

@@ -117,17 +117,7 @@ def request_of(prompt: Prompt, **options: Unpack[Options]) -> pb.GenerateRequest
     given: dict[str, Any] = dict(options)
     try:
         message = pb.GenerateRequest(sampling=pb.Sampling(**{key: given[key] for key in _SAMPLING if key in given}))
-        for key in (
-            "model",
-            "max_new_tokens",
-            "min_new_tokens",
-            "ignore_eos",
-            "n",
-            "logprobs",
-            "prompt_logprobs",
-            "echo",
-            "regex",
-        ):
+        for key in _PLAIN:
             if key in given:
                 setattr(message, key, given[key])
         message.stop.extend(given.get("stop", ()))

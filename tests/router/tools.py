@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from router.answer import Delta
+from router.callers import Callers
 from router.fake_workers import FakeCluster, Script
 from router.job import Job, Outcome
 from router.model import ModelInfo, ServedModel
@@ -69,11 +70,12 @@ class Bench:
         script: Script | None = None,
         config: RouterConfig | None = None,
         slots: int = 8,
+        callers: Callers | None = None,
     ) -> None:
         self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
         self.ended: list[Job] = []
         self.pipeline = Pipeline(
-            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append
+            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append, callers
         )
 
     async def ask(self, message: pb.GenerateRequest, deadline_s: float | None = None) -> tuple[list[int], str, Outcome]:
