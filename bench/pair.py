@@ -38,6 +38,7 @@ class Outcome:
     handoff: pb.HandoffSent | None = None
     ready: pb.SequenceReady | None = None
     tokens: tuple[int, ...] = ()
+    ended: bool = False
     failed: pb.AttemptFailed | None = None
 
 
@@ -87,6 +88,7 @@ class WorkerPair:
                     outcome = self._outcomes[event.request_id]
                     outcome.tokens += tuple(event.tokens)
                     if event.finish_reason:
+                        outcome.ended = True
                         self._settle(event.request_id)
                 for event in events.failed:
                     self._fail(event)
@@ -98,7 +100,7 @@ class WorkerPair:
 
     def _settle(self, request_id: str) -> None:
         outcome = self._outcomes[request_id]
-        if outcome.first_token and outcome.handoff and outcome.tokens:
+        if outcome.first_token and outcome.handoff and outcome.ended:
             self._finished[request_id].set()
 
     def _fail(self, event: pb.AttemptFailed) -> None:
