@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,33 +13,18 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, ModelSource
-from tandem.model.load import load_model
-from tandem.request import Request, SamplingParams, StopRules
+from tandem.request import Request
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tests.chaos.cases import Case
 
-__all__ = ["BOUNDED", "Case", "Load", "Record", "ask", "make_cases"]
+__all__ = ["BOUNDED", "Load", "Record", "ask"]
 
 BOUNDED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 """The statuses with which a request may end when workers are lost: retries that were used up, no worker, or a full queue."""
 
-_NUM_TOKENS = 256
 _HANGS_S = 120.0
 _PAUSE_S = 0.5
-_LONGEST_PROMPT = 600
-_SAMPLED = (
-    SamplingParams(temperature=0.8, seed=7),
-    SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1234),
-    SamplingParams(temperature=1.3, seed=2**63 + 11),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    request: Request
-    expected: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -59,22 +44,6 @@ class Record:
     @property
     def resumed(self) -> bool:
         return self.attempts > 1
-
-
-def make_cases(count: int, seed: int) -> list[Case]:
-    """Greedy and seeded requests, prompts of many lengths, answers of 30 to 300 tokens; with the embedded model's answers."""
-    rng = random.Random(seed)
-    requests = [
-        Request(
-            request_id=f"case-{number}",
-            prompt=tuple(rng.choices(range(_NUM_TOKENS), k=min(_LONGEST_PROMPT, int(rng.lognormvariate(4.5, 1.2)) + 1))),
-            sampling=SamplingParams() if number % 2 else _SAMPLED[number // 2 % len(_SAMPLED)],
-            stop=StopRules(rng.randint(30, 300)),
-        )
-        for number in range(count)
-    ]
-    engine = ColocatedEngine(load_model(ModelSource()), CacheConfig(max_sequences=8), chunk_tokens=512, max_batch=8)
-    return [Case(request, tuple(answer)) for request, answer in zip(requests, engine.generate(requests), strict=True)]
 
 
 async def ask(stub: pb_grpc.InferenceStub, case: Case, timeout_s: float = _HANGS_S) -> Record:
@@ -121,7 +90,7 @@ class Load:
     @property
     def failures(self) -> Counter[str]:
         """Requests that failed, by status and reason, without the names of workers."""
-        return Counter(f"{r.status.name}: {r.reason.split(':')[0][:80]}" for r in self.records if r.status is not None)
+        return Counter(f"{r.status.name}: {_gist(r.reason)}" for r in self.records if r.status is not None)
 
     async def _stream(self) -> None:
         while not self._stopping:
@@ -149,3 +118,8 @@ def _message(request: Request) -> pb.GenerateRequest:
         ignore_eos=True,
         sampling=pb.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed),
     )
+
+
+def _gist(reason: str) -> str:
+    """Without the names of workers and requests, so that like reasons are counted together."""
+    return re.sub(r"\b(prefill|decode)-[\w-]+", r"\1 …", reason.split(";")[0])[:90]

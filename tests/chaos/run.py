@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from bench.up import UpCluster, up_cluster
 from tandem.worker_process import find_process
+from tests.chaos.cases import Case, make_cases
 from tests.chaos.faults import FaultKind, Injector
-from tests.chaos.load import BOUNDED, Case, Load, Record, make_cases
+from tests.chaos.load import BOUNDED, Load, Record
 
 __all__ = ["Plan", "Result", "run", "table"]
 

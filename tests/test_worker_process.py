@@ -1,0 +1,71 @@
+"""A worker's process ends in good order when it is asked to, and at once when it is asked twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+# A worker without work: it says what happens to it. What it drains takes as long as its standard input is open.
+WORKER = """
+import asyncio, sys
+from tandem.worker_process import WorkerProcess
+
+class Host:
+    is_alive = True
+    async def drain(self):
+        print("draining", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        print("drained", flush=True)
+    async def stop(self):
+        print("stopped", flush=True)
+
+async def make(progress):
+    if sys.argv[1] == "starting":
+        print("starting", flush=True)
+        await asyncio.Event().wait()
+    return Host()
+
+process = WorkerProcess(make)
+process.start()
+print("started", flush=True)
+print(process.wait_stopped(), flush=True)
+"""
+
+
+def start(mode: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_what_runs_is_drained_and_the_process_ends_with_0() -> None:
+    with start("serving") as process:
+        assert line(process) == "started"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "draining"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert [line(process) for _ in range(3)] == ["drained", "stopped", "it was asked to end by SIGTERM"]
+        assert process.wait(10) == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with start("serving") as process:
+        assert line(process) == "started"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "draining"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 1
+
+
+def test_one_that_has_nothing_to_drain_yet_ends_at_once() -> None:
+    with start("starting") as process:
+        assert line(process) == "starting"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
