@@ -70,8 +70,8 @@ text was used.
 
 - {steps:,} steps of {batch:,} tokens ({tokens:,} tokens in all), about {hours:.1f} hours on two shared CPU cores.
   Seed {seed}.
-- Muon for matrices, AdamW for the rest, peak learning rate {lr}, 100 steps of warm-up, constant, then linear decay
-  over the last 30 %.
+- Muon for matrices, AdamW for the rest, peak learning rate {lr}, 50 steps of warm-up, constant, then linear decay
+  over the last 19 %.
 - Curriculum (sequence lengths with their shares): {curriculum}.
 - Loss weights per class of token: {weights}.
 - The multi-token-prediction layer trains jointly from step {mtp_from} on, with weight {mtp_weight}.

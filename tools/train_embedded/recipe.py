@@ -10,14 +10,14 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 1750
+STEPS = 1400
 
 # Documents grow in stages. Batches hold the same number of tokens at every length.
 CURRICULUM = (
     Stage(317, (64,), (1.0,)),
     Stage(700, (64, 128, 512), (0.3, 0.6, 0.1)),
     Stage(929, (64, 128, 512, 2048), (0.1, 0.35, 0.45, 0.10)),
-    Stage(1400, (64, 128, 512, 2048), (0.2, 0.4, 0.3, 0.10), focus=0.5),
+    Stage(1140, (64, 128, 512, 2048), (0.2, 0.4, 0.3, 0.10), focus=0.5),
     Stage(STEPS, (64, 128, 512, 2048), (0.1, 0.3, 0.4, 0.2), focus=0.4),
 )
 
@@ -46,7 +46,7 @@ class Schedule:
 
     steps: int
     warmup_steps: int = 50
-    decay: float = 0.3
+    decay: float = 0.186
 
     def factor(self, step: int) -> float:
         """Multiplier of the learning rate at `step`."""
