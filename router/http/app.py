@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,10 +27,12 @@ from router.http.completions import Asked, read_completion
 from router.http.errors import Refusal, body_of, refusal_of
 from router.http.fields import parse_object
 from router.http.replies import ChatReply, CompletionReply, Envelope, Reply
+from router.http.static import page_routes
 from router.job import Outcome
 from router.merge import merge
 from router.pipeline import Pipeline
 from router.state import WorkerTable
+from router.status import status_of
 from router.validation import validate_request_id
 from tandem.errors import InvalidRequest, RequestError
 
@@ -64,6 +67,8 @@ class Gateway:
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/models", self._guarded(self._models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self._one_model), methods=["GET"]),
+            Route("/status", self._guarded(self._status), methods=["GET"]),
+            *page_routes(),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/healthz", self._alive, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
@@ -94,6 +99,10 @@ class Gateway:
         if self.fleet.model is None or name != self.fleet.model.info.name:
             raise InvalidRequest("model", f"{name!r} is not served here")
         return JSONResponse(self._model())
+
+    async def _status(self, request: Request, request_id: str) -> Response:
+        status = status_of(self.fleet, self.table, self.pipeline.num_by_phase)
+        return JSONResponse(MessageToDict(status, preserving_proto_field_name=True))
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,1 @@
+"""The page at `/`: three files, no build step, nothing from elsewhere."""
