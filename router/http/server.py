@@ -53,6 +53,7 @@ async def start_http(app: Starlette, host: str, port: int, tls: TlsConfig) -> Ht
     Raises:
         ConfigError: the port cannot be had, or a certificate cannot be used.
     """
+    context = _tls_context(tls)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
@@ -65,7 +66,7 @@ async def start_http(app: Starlette, host: str, port: int, tls: TlsConfig) -> Ht
         http="h11",
     )
     config.load()
-    config.ssl = _tls_context(tls)
+    config.ssl = context
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     while not server.started:
