@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import replace
+from typing import TypeVar
 
 from tandem.cache.pool import IndexPool
 from tandem.cache.spec import CacheSpecs
@@ -17,6 +18,7 @@ from transfer.record import NONCE_BYTES
 
 __all__ = ["Lease", "LeaseState", "LeaseTable"]
 
+K = TypeVar("K")
 S = LeaseState
 _REMEMBERED_ENDED = 4096
 RECORD_GRACE_S = 2.0
@@ -45,6 +47,7 @@ class LeaseTable:
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ended_counts: Counter[LeaseState] = Counter()
         self._abandoned: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._dead_writers: OrderedDict[str, None] = OrderedDict()
 
     # ---- the writer's side asks ----
 
@@ -54,7 +57,8 @@ class LeaseTable:
 
         Raises:
             InvalidRequest: it could never fit, even alone.
-            NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt.
+            NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt, or is dead and
+            nobody would ever release what it asks for.
         """
         wanted = self._specs.blocks_for(request.max_total_tokens)
         if wanted > self._blocks.size:
@@ -70,6 +74,8 @@ class LeaseTable:
                 return lease
             if key in self._abandoned:
                 raise LeaseLost(f"attempt {attempt} of {request.request_id} was abandoned")
+            if writer_id in self._dead_writers:
+                raise LeaseLost(f"writer {writer_id} is dead: this was sent before")
             self._require_room(wanted)
             now = self._clock.now()
             lease = Lease(
@@ -114,16 +120,15 @@ class LeaseTable:
         with self._lock:
             lease_id = self._by_key.get((request_id, attempt))
             if lease_id is None:
-                self._abandoned[request_id, attempt] = None
-                if len(self._abandoned) > _REMEMBERED_ENDED:
-                    self._abandoned.popitem(last=False)
+                _remember(self._abandoned, (request_id, attempt))
             elif self._live[lease_id].writer_id == writer_id:
                 self._settle(self._live[lease_id], "abandoned")
 
     def writer_dead(self, writer_id: str) -> list[Lease]:
-        """The writer's process is known to be gone, so it writes no more: frees all that waited for it.
-        Returns the leases that ended."""
+        """The writer's process is known to be gone, so it writes no more: frees all that waited for it. What it asked for
+        before, and what is still on its way, is refused from now on. Returns the leases that ended."""
         with self._lock:
+            _remember(self._dead_writers, writer_id)
             mine = [lease for lease in self._live.values() if lease.writer_id == writer_id]
             waiting = [lease for lease in mine if lease.state in AWAITED_STATES or lease.state is S.QUARANTINED]
             return [self._settle(lease, "writer dead") for lease in waiting]
@@ -322,3 +327,10 @@ class LeaseTable:
         if len(self._ended) > _REMEMBERED_ENDED:
             self._ended.popitem(last=False)
         return ended
+
+
+def _remember(known: OrderedDict[K, None], key: K) -> None:
+    """The newest few thousand: what comes late comes soon."""
+    known[key] = None
+    if len(known) > _REMEMBERED_ENDED:
+        known.popitem(last=False)

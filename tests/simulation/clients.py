@@ -73,6 +73,9 @@ class Client:
             self._end("deadline")
         except RequestError as error:
             self._end(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  no client may be shown anything else
+            self._end("bug")
+            self._wrong(f"it got {error!r}")
 
     def _take(self, item: Delta | Outcome) -> None:
         if self.outcome is not None or self.ended_s:

@@ -65,7 +65,12 @@ class Network:
         """The connections of a process end with it."""
         if process not in self._known:
             self._known.add(process)
-            process.on_death.append(lambda: self.reset(lambda rpc: process in (rpc.client, rpc.server)))
+            process.on_death.append(lambda: self._died(process))
+
+    def _died(self, process: Process) -> None:
+        """Its kernel closes its connections: what it had sent may still arrive, before the news or not at all."""
+        for rpc in [rpc for rpc in self._rpcs if process in (rpc.client, rpc.server)]:
+            rpc.break_off(process if self._random.random() < 0.5 else None)
 
     def handler(self, address: str, path: str) -> tuple[Process, Any] | None:
         """None: nobody listens there (any more)."""
@@ -196,10 +201,13 @@ class _Pipe:
             _, item = self._items.popleft()
             self._receiver.call_soon(self._deliver, item)
 
-    def close(self) -> None:
-        """What has not arrived never will."""
+    def close(self, last: Any = None) -> None:
+        """What has not arrived never will; or it does, and then `last`."""
+        if last is None:
+            self._items.clear()
+        elif not self.is_closed:
+            self.send(last)
         self.is_closed = True
-        self._items.clear()
 
 
 class Rpc:
@@ -234,12 +242,15 @@ class Rpc:
         self._up.pump()
         self._down.pump()
 
-    def break_off(self) -> None:
-        """Both ends hear of it, each in its own time."""
+    def break_off(self, after: Process | None = None) -> None:
+        """Both ends hear of it, each in its own time. after: what this one has sent arrives before."""
+        broken = _End(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
+        if after is not None:
+            (self._up if after is self.client else self._down).close(_CANCEL if after is self.client else broken)
+            return
         self.network.over(self)
         self._up.close()
         self._down.close()
-        broken = _End(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
         self.client.call_later(self.network.delay(), self._at_client, broken)
         if self.server is not None:
             self.server.call_later(self.network.delay(), self._cancel_serving)

@@ -46,6 +46,8 @@ def run(scenario: Scenario, tell: Callable[[str], None] | None = None) -> Report
         try:
             _play(scenario, cluster, clients)
         finally:
+            for process in world.processes:
+                process.look_for_unseen_errors()
             report = Report(
                 violations=tuple(world.violations),
                 ends=tuple(client.error for client in clients),

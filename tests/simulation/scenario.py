@@ -186,6 +186,7 @@ def draw(chance: random.Random) -> Scenario:
     num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
     often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
+    asks = tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6, 8))))
     return Scenario(
         seed=chance.randrange(1 << 32),
         num_prefill=chance.randint(1, 3),
@@ -200,8 +201,8 @@ def draw(chance: random.Random) -> Scenario:
         max_queue=chance.choice((1, 64, 64, 64)),
         overlap=chance.random() < 0.85,
         message_delay_s=chance.choice(((0.0005, 0.004), (0.0, 0.05), (0.0, 0.3))),
-        asks=tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6, 8)))),
-        acts=tuple(sorted((_act(chance) for _ in range(num_acts)), key=lambda act: act.at_s)),
+        asks=asks,
+        acts=tuple(sorted((_act(chance, asks) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
     )
@@ -254,8 +255,11 @@ def _pair(chance: random.Random) -> tuple[tuple[str, int], tuple[str, int]]:
     return _worker(chance, "router"), _worker(chance) if kind < 0.95 else ("controller", 0)
 
 
-def _act(chance: random.Random) -> Act:
+def _act(chance: random.Random, asks: tuple[Ask, ...]) -> Act:
+    """Mostly soon after a client has asked: that is when there is something to break."""
     at_s = chance.uniform(0.0, LAST_ACT_S)
+    if chance.random() < 0.7:
+        at_s = chance.choice(asks).at_s + chance.uniform(0.0, 0.7)
     kind = chance.random()
     if kind < 0.25:
         return Kill(at_s, *_worker(chance))

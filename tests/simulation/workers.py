@@ -73,6 +73,7 @@ class WorkerProcess:
         self._controller: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._ended = asyncio.Event()
+        self._last_call_s = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -135,7 +136,9 @@ class WorkerProcess:
             else:
                 answer.set_result(task.result())
 
-        self.process.call_later(self._call_s(), begin)
+        # Ray hands the calls of one caller over in order.
+        self._last_call_s = max(self._last_call_s, self.site.world.now + self._call_s())
+        self.process.call_at(self._last_call_s, begin)
         try:
             return await answer
         finally:

@@ -230,6 +230,12 @@ class Process(asyncio.BaseEventLoop):
             if not task.done():
                 task.cancel()
 
+    def look_for_unseen_errors(self) -> None:
+        """What a task raised, and nobody asked for it."""
+        for task in self._tasks:
+            if self.condition is not Condition.DEAD and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+                self.world.complain(f"{self.name}: {task.get_coro().__qualname__} raised {task.exception()!r}")
+
     @property
     def has_tasks(self) -> bool:
         self._tasks = [task for task in self._tasks if not task.done()]

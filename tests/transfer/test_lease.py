@@ -226,6 +226,15 @@ def test_a_dead_writer_frees_all_that_waited_for_it_and_nothing_else() -> None:
     assert leases.check() == []
 
 
+def test_a_reservation_that_arrives_after_its_writer_was_found_dead_is_refused() -> None:
+    leases, _ = table()
+    leases.writer_dead("p")
+    with pytest.raises(LeaseLost, match="dead"):
+        leases.reserve(request(), 1, "router", "p")  # its process sent it before it died
+    assert leases.check() == []
+    assert leases.reserve(request(), 2, "router", "p-2").state is S.RESERVED
+
+
 @pytest.mark.parametrize("state", FINAL_STATES)
 def test_an_ended_lease_is_never_freed_again(state: LeaseState) -> None:
     leases, clock = table()
@@ -349,6 +358,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ids: list[str] = []
         # Leases whose writer may still write: granted, and neither confirmed quiet, nor dead, nor finished with a record.
         self.may_write: dict[str, Lease] = {}
+        self.lives = {"p": 0, "q": 0}  # of each writer: ids are never used again
 
     def _act(self, act: str, lease: Lease, *args: object, **kwargs: object) -> None:
         try:
@@ -356,13 +366,21 @@ class LeaseMachine(RuleBasedStateMachine):
         except LeaseLost:
             return
 
-    @rule(target=known, request_id=st.integers(0, 5), num_prompt=st.integers(1, 30), writer=st.sampled_from(["p", "q"]))
-    def reserve(self, request_id: int, num_prompt: int, writer: str) -> Lease:
+    @rule(
+        target=known,
+        request_id=st.integers(0, 5),
+        num_prompt=st.integers(1, 30),
+        writer=st.sampled_from(["p", "q"]),
+        is_late=st.booleans(),
+    )
+    def reserve(self, request_id: int, num_prompt: int, writer: str, is_late: bool) -> Lease:
         key = f"r{request_id}-{len(self.ids) // 8}"
+        life = max(0, self.lives[writer] - is_late)
         try:
-            lease = self.leases.reserve(request(num_prompt, request_id=key), 1, "router", writer)
-        except NoRoom:
+            lease = self.leases.reserve(request(num_prompt, request_id=key), 1, "router", f"{writer}-{life}")
+        except (NoRoom, LeaseLost):
             return replace(DUMMY, id="none")
+        assert lease.writer_id in (f"{writer}-{life}" for writer, life in self.lives.items())
         if lease.id not in self.ids:
             self.ids.append(lease.id)
             self.may_write[lease.id] = lease
@@ -398,8 +416,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(writer=st.sampled_from(["p", "q"]))
     def writer_dead(self, writer: str) -> None:
-        self.may_write = {i: lease for i, lease in self.may_write.items() if lease.writer_id != writer}
-        self.leases.writer_dead(writer)
+        dead = f"{writer}-{self.lives[writer]}"
+        self.lives[writer] += 1
+        self.may_write = {i: lease for i, lease in self.may_write.items() if lease.writer_id != dead}
+        self.leases.writer_dead(dead)
 
     @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
