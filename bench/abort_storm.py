@@ -4,7 +4,8 @@
 
 A cluster of `tandem up`. Each round measures the throughput of a fixed load, lets so many clients come and leave at random
 moments (half of them cancel, half close their connection), waits until the pools are whole, and measures again. Compared are
-the medians of before and after; machines drift, so each round has its own before.
+the medians of before and after; machines drift, so each round has its own before, and beside tokens per second of the clock
+stands the processor time of workers and router per token, which hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 
-__all__ = ["Round", "main", "one_round", "storm", "throughput"]
+__all__ = ["Round", "Speed", "main", "one_round", "storm", "throughput"]
 
 _LOAD_STREAMS = 8
 _LOAD_REQUESTS = 24
@@ -37,13 +38,21 @@ _LONGEST_STAY_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """tokens_per_s: by the clock. cpu_ms_per_token: of workers and router."""
+
+    tokens_per_s: float
+    cpu_ms_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
-    """before, after: tokens/s of the fixed load. left: clients that left before their answer was whole. whole_s: from the last
+    """before, after: the fixed load. left: clients that left before their answer was whole. whole_s: from the last
     departure until no worker held anything. wasted_chunks: that ran while their client's cancel came, since the start;
     worst_wasted_chunks: the most for one client."""
 
-    before: float
-    after: float
+    before: Speed
+    after: Speed
     left: int
     whole_s: float
     wasted_chunks: int
@@ -51,29 +60,30 @@ class Round:
 
 
 async def one_round(cluster: UpCluster, num_clients: int, seed: int) -> Round:
-    before = await throughput(cluster.stub)
+    before = await throughput(cluster)
     left = await storm(cluster.address, num_clients, seed)
     ended_s = time.monotonic()
     status = await cluster.until_whole(60)
     whole_s = time.monotonic() - ended_s
-    after = await throughput(cluster.stub)
+    after = await throughput(cluster)
     prefill = [worker for worker in status.workers if worker.role == "prefill"]
     wasted, worst = sum(w.wasted_chunks for w in prefill), max(w.worst_wasted_chunks for w in prefill)
     return Round(before, after, left, whole_s, wasted, worst)
 
 
-async def throughput(stub: pb_grpc.InferenceStub) -> float:
-    """Tokens per second of a load that is always the same, but for its prompts: none of them is found in a cache."""
+async def throughput(cluster: UpCluster) -> Speed:
+    """Of a load that is always the same, but for its prompts: none of them is found in a cache."""
     places = asyncio.Semaphore(_LOAD_STREAMS)
     rng = random.Random()
 
     async def one() -> int:
         async with places:
-            return await _tokens_of(stub, _message(rng, _LOAD_PROMPT, _LOAD_ANSWER))
+            return await _tokens_of(cluster.stub, _message(rng, _LOAD_PROMPT, _LOAD_ANSWER))
 
-    begin_s = time.monotonic()
+    begin_s, begin_cpu_s = time.monotonic(), await cluster.cpu_s()
     counts = await asyncio.gather(*(one() for _ in range(_LOAD_REQUESTS)))
-    return sum(counts) / (time.monotonic() - begin_s)
+    seconds, cpu_s = time.monotonic() - begin_s, await cluster.cpu_s() - begin_cpu_s
+    return Speed(sum(counts) / seconds, 1000 * cpu_s / sum(counts))
 
 
 async def storm(address: str, num_clients: int, seed: int) -> int:
@@ -114,25 +124,30 @@ def _message(rng: random.Random, prompt_tokens: int, answer_tokens: int) -> pb.G
 async def _measure(num_clients: int, num_rounds: int) -> list[Round]:
     rounds = []
     async with up_cluster("--memory-gib", "0.5", prefill=1, decode=1) as cluster:
-        await throughput(cluster.stub)  # warm
+        await throughput(cluster)  # warm
         for number in range(num_rounds):
             done = await one_round(cluster, num_clients, seed=number)
             rounds.append(done)
-            print(
-                f"round {number + 1}: {done.before:7.1f} tokens/s before, {done.after:7.1f} after; {done.left} left, whole "
-                f"after {done.whole_s:.2f} s, {done.wasted_chunks} chunks wasted, {done.worst_wasted_chunks} at most for one",
-                flush=True,
-            )
+            print(f"round {number + 1}: {_line(done)}", flush=True)
     return rounds
 
 
-def _report(rounds: Sequence[Round]) -> str:
-    before, after = (statistics.median(values) for values in ([r.before for r in rounds], [r.after for r in rounds]))
-    ratios = sorted(r.after / r.before for r in rounds)
+def _line(done: Round) -> str:
+    before, after = done.before, done.after
     return (
-        f"medians: {before:.1f} tokens/s before, {after:.1f} after: {after / before - 1:+.1%}; "
-        f"by round {', '.join(f'{ratio - 1:+.1%}' for ratio in ratios)}"
+        f"{before.tokens_per_s:6.1f} → {after.tokens_per_s:6.1f} tokens/s, "
+        f"{before.cpu_ms_per_token:5.2f} → {after.cpu_ms_per_token:5.2f} CPU ms/token; {done.left} left, "
+        f"whole after {done.whole_s:.2f} s; wasted chunks {done.wasted_chunks}, at most {done.worst_wasted_chunks} for one"
     )
+
+
+def _report(rounds: Sequence[Round]) -> str:
+    lines = []
+    for name, unit in (("tokens_per_s", "tokens/s"), ("cpu_ms_per_token", "CPU ms/token")):
+        before = statistics.median(getattr(done.before, name) for done in rounds)
+        after = statistics.median(getattr(done.after, name) for done in rounds)
+        lines.append(f"medians of {unit}: {before:.2f} before, {after:.2f} after: {after / before - 1:+.1%}")
+    return "\n".join(lines)
 
 
 def main() -> None:

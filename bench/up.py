@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import psutil
 
 from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2_grpc as pb_grpc
@@ -73,6 +74,12 @@ class UpCluster:
     async def until_whole(self, timeout_s: float = 60.0) -> operations_pb2.Status:
         """Every wanted worker serves, and none holds anything."""
         return await self.until(lambda status: is_full(status) and is_whole(status), timeout_s)
+
+    async def cpu_s(self) -> float:
+        """Processor time that workers and router have taken so far."""
+        pids = [worker.pid for worker in await self.workers()] + [self.router_pid()]
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        return sum(each.user + each.system for each in times)
 
     def router_pid(self) -> int:
         """Of the router that runs now. Raises LookupError."""
