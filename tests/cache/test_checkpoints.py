@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.cache.checkpoints import CheckpointPolicy
@@ -30,6 +30,7 @@ def test_no_slots_no_places() -> None:
     assert CheckpointPolicy(64, at_ends=True, most_per_prompt=0).places(1000, 0, 0, 16) == ()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 5000), st.integers(0, 5000), st.sampled_from([1, 16, 32]), st.integers(1, 512))
 def test_places_lie_after_the_hit_in_whole_blocks_but_the_end_and_are_bounded(
     num_tokens: int, hit: int, kv: int, block: int, every: int

@@ -154,6 +154,7 @@ class Naive:
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple), min_size=1, max_size=25)
 
 
+@settings(deadline=None)
 @given(PROMPTS, st.integers(1, 7))
 def test_with_room_for_all_a_hit_is_the_deepest_checkpoint_on_the_path(prompts: list[tuple[int, ...]], every: int) -> None:
     cache, naive = cache_of(num_blocks=600, num_slots=300), Naive()
@@ -164,7 +165,7 @@ def test_with_room_for_all_a_hit_is_the_deepest_checkpoint_on_the_path(prompts: 
         naive.ends |= {tokens[:place] for place in (*places, len(tokens)) if place > hit.num_tokens}
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(5, 14), st.integers(1, 4))
 def test_under_pressure_nothing_pinned_moves_and_everything_sums(data: st.DataObject, num_blocks: int, num_slots: int) -> None:
     """Every cached block remembers the tokens it stands for: a path that is hit must stand for the prompt's own."""

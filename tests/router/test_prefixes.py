@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.placement import Need, Placement, Snapshot, WorkerView, place
@@ -33,6 +33,7 @@ def entry_of(tokens: list[int], block: int = BLOCK) -> PrefixEntry:
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(TOKENS, max_size=6)), TOKENS)
 def test_a_hit_is_the_longest_published_prefix_before_the_last_token(
     held: dict[str, list[list[int]]], tokens: list[int]
