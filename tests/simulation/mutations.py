@@ -138,6 +138,18 @@ def _deaths_not_told() -> AbstractContextManager[object]:
     return mock.patch.object(DecodeWorker, "writer_dead")
 
 
+def _the_dead_are_heard() -> AbstractContextManager[object]:
+    """What a writer sent before it died is granted when it arrives after."""
+    writer_dead = LeaseTable.writer_dead
+
+    def forgetful(self: LeaseTable, writer_id: str) -> list[Lease]:
+        ended = writer_dead(self, writer_id)
+        self._dead_writers.clear()
+        return ended
+
+    return mock.patch.object(LeaseTable, "writer_dead", forgetful)
+
+
 def _release_said_once() -> AbstractContextManager[object]:
     """The word that a writer is quiet is said once, heard or not."""
 
@@ -207,6 +219,7 @@ MUTATIONS: dict[str, Mutation] = {
     "delivered tokens forgotten": Mutation(_delivered_tokens_forgotten, _ANSWER),
     "tokens in order of arrival": Mutation(_tokens_in_order_of_arrival, _ANSWER),
     "deaths not told": Mutation(_deaths_not_told, _LEAK, begin=40),
+    "the dead are heard": Mutation(_the_dead_are_heard, _LEAK, begin=320),
     "release said once": Mutation(_release_said_once, _LEAK, begin=100),
     "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER),
     "broken pairs stay broken": Mutation(_broken_pairs_stay_broken, _RECOVERY),

@@ -305,11 +305,11 @@ class Rpc:
     # ---- the server's end ----
 
     def _at_server(self, item: Any) -> None:
-        if item is _CANCEL:
-            self._cancel_serving()
+        assert self.server is not None
+        if item is _CANCEL:  # a handler that has just begun may come to its end first
+            self.server.call_later(self.network.delay(), self._cancel_serving)
             return
         if self._requests is None:
-            assert self.server is not None
             self._requests = asyncio.Queue()
             self._serving = self.server.create_task(self._serve())
         self._requests.put_nowait(item)
