@@ -4,20 +4,37 @@ import pytest
 import torch
 
 from tandem.request import SamplingParams
-from tandem.sampling import Draw, sample, uniform
+from tandem.sampling import Draw, sample, uniforms
 
 
-def test_the_uniform_number_is_a_function_of_seed_and_position_only() -> None:
-    assert uniform(7, 3) == uniform(7, 3)
-    drawn = [uniform(seed, position) for seed in range(50) for position in range(200)]
-    assert all(0 <= u < 1 for u in drawn)
-    assert len(set(drawn)) == len(drawn)
-    assert abs(sum(drawn) / len(drawn) - 0.5) < 0.01
-    buckets = [0] * 20
-    for u in drawn:
-        buckets[int(u * 20)] += 1
-    chi2 = sum((b - 500) ** 2 / 500 for b in buckets)
-    assert chi2 < 43.8  # 99.9 % quantile at 19 degrees of freedom
+def test_random_numbers_are_a_function_of_seed_position_and_id_only() -> None:
+    draws = [(seed, position) for seed in (0, 1, 7, 2**64 - 1) for position in range(25)]
+    drawn = uniforms(draws, 100)
+    assert torch.equal(drawn, uniforms(draws, 100))
+    assert torch.equal(drawn[3:5, :40], uniforms(draws[3:5], 40))
+    assert bool(((drawn > 0) & (drawn < 1)).all())
+    assert drawn.unique().numel() == drawn.numel()
+    assert abs(drawn.mean().item() - 0.5) < 0.01
+    for view in (drawn, drawn.T):  # neither rows nor columns are alike
+        buckets = torch.histc(view.reshape(-1), 20, 0, 1)
+        assert ((buckets - 500) ** 2 / 500).sum() < 43.8  # 99.9 % quantile at 19 degrees of freedom
+        correlation = torch.corrcoef(view)
+        assert (correlation - torch.eye(len(view))).abs().max() < 0.6
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    """Written plainly, with Python's whole numbers."""
+    mask = 2**64 - 1
+
+    def mix(z: int) -> int:
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        return z ^ z >> 31
+
+    seed, position, gamma = 2**63 + 11, 12345, 0x9E3779B97F4A7C15
+    state = mix(mix(seed + gamma & mask) ^ position * 0xD1342543DE82EF95 & mask)
+    expected = [((mix(state + n * gamma & mask) >> 12) + 0.5) / 2**52 for n in range(1, 51)]
+    assert uniforms([(seed, position)], 50)[0].tolist() == expected
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -50,6 +67,16 @@ def test_draws_follow_the_cut_distribution(params: SamplingParams) -> None:
         else:
             deviation = math.sqrt(count * probability * (1 - probability)) or 1
             assert abs(seen - count * probability) < 5 * deviation
+
+
+def test_rounding_of_the_logits_changes_next_to_no_draw() -> None:
+    """A resumed sequence computes its state in another order of operations: its logits differ by rounding, and few of its
+    tokens may."""
+    logits = 3 * torch.randn(1000, 5000, generator=torch.Generator().manual_seed(0))
+    draws = [Draw(SamplingParams(temperature=0.8, seed=5), position) for position in range(1000)]
+    for noise, most in ((1e-4, 1), (1e-2, 20)):
+        rounded = logits + noise * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+        assert sum(a != b for a, b in zip(sample(logits, draws), sample(rounded, draws), strict=True)) <= most
 
 
 def test_extremes_stay_finite() -> None:

@@ -1,10 +1,10 @@
 """Requests with the answers that one process gives, where rounding cannot change them.
 
 A resumed sequence computes its state in chunks, where the lost worker had gone token by token; with a cached prefix, in other
-chunks. All are right, and differ by rounding in fp32: by up to 6e-5 of a logit with the embedded model. Where the two likeliest
-tokens are nearer to each other than that, or a draw is as near to the border between two tokens, either may follow. That is
-no fault, and rare (one greedy token in 100,000, one sampled in 10,000), but a run has tens of thousands of tokens. So answers
-with such a token in them are left out, and every other must come token for token.
+chunks. All are right, and differ by rounding in fp32: by up to 6e-5 of a logit with the embedded model. Where the two best
+candidates for a token are nearer to each other than that, either may follow. That is no fault, and rare (about one token in
+100,000), but a run has tens of thousands of tokens. So answers with such a token in them are left out, and every other must
+come token for token.
 """
 
 from __future__ import annotations
