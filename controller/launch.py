@@ -139,8 +139,9 @@ def _init(failure: str, **options: Any) -> str:
         warnings.simplefilter("ignore")
         try:
             context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise TandemError(f"{failure}: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # Ray raises just that when its node does not start in time
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise TandemError(f"{failure}: {reason}") from error
     return f"{context.address_info['session_dir']}/logs"
 
 
