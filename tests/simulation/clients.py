@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.answer import Delta
@@ -21,7 +22,7 @@ __all__ = ["Client"]
 
 @dataclass
 class Client:
-    """error: how it ended without its answer; "left" when it went itself, "router died" with its router."""
+    """error: how it ended without its answer; "left" when it went itself, "router died" with its router. on_end: told then."""
 
     number: int
     ask: Ask
@@ -31,6 +32,7 @@ class Client:
     outcome: Outcome | None = None
     error: str = ""
     ended_s: float = 0.0
+    on_end: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.wanted_tokens, self.wanted_text, self.wanted_reason = expected(self.ask)
@@ -57,6 +59,7 @@ class Client:
     def _end(self, error: str) -> None:
         if not self.ended_s:
             self.error, self.ended_s = error, self.world.now
+            self.on_end()
 
     async def _run(self, pipeline: Pipeline) -> None:
         try:

@@ -12,6 +12,7 @@ from unittest import mock
 import xxhash
 
 import transfer.receiver
+from decode_worker.loop import DecodeLoop
 from decode_worker.worker import DecodeWorker
 from prefill_worker.inbox import MemoryQuiet
 from prefill_worker.loop import PrefillLoop
@@ -160,6 +161,16 @@ def _release_said_once() -> AbstractContextManager[object]:
     return mock.patch.object(DecodePeers, "_release", release)
 
 
+def _prefill_for_nobody() -> AbstractContextManager[object]:
+    """A prefill worker computes on for clients that have gone."""
+    return mock.patch.object(PrefillLoop, "_drop")
+
+
+def _decode_for_nobody() -> AbstractContextManager[object]:
+    """A decode worker goes on with answers that nobody waits for."""
+    return mock.patch.object(DecodeLoop, "_drop")
+
+
 def _half_full_blocks_leave() -> AbstractContextManager[object]:
     """A block is pushed although its last positions are still to come."""
     settle = PrefillLoop._settle
@@ -207,6 +218,7 @@ _MEMORY = r"landed in|granted while|which is not its prompt's"
 _ANSWER = r"it got"
 _LEAK = r"are in use"
 _RECOVERY = r"after all had healed"
+_FOR_NOBODY = r"still computes for"
 
 MUTATIONS: dict[str, Mutation] = {
     "no quarantine": Mutation(_no_quarantine, _MEMORY),
@@ -221,6 +233,8 @@ MUTATIONS: dict[str, Mutation] = {
     "deaths not told": Mutation(_deaths_not_told, _LEAK, begin=40),
     "the dead are heard": Mutation(_the_dead_are_heard, _LEAK, begin=320),
     "release said once": Mutation(_release_said_once, _LEAK, begin=100),
+    "prefill for nobody": Mutation(_prefill_for_nobody, _FOR_NOBODY, begin=150),
+    "decode for nobody": Mutation(_decode_for_nobody, _FOR_NOBODY, begin=150),
     "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER),
     "broken pairs stay broken": Mutation(_broken_pairs_stay_broken, _RECOVERY),
     "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER),

@@ -21,6 +21,7 @@ _SERVE_S = 120.0
 _SETTLE_S = 90.0
 _RECOVER_S = 60.0
 _NOTICED_S = 4.0
+_HEARD_S = 0.5
 _KEEPALIVE_S = 5.0
 _LAST = 99
 
@@ -70,6 +71,8 @@ def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
     for act in scenario.acts:
         world.at(began_s + act.at_s, lambda act=act: cluster.apply(act))  # type: ignore[misc]
     for client in clients:
+        if not scenario.acts:
+            client.on_end = lambda client=client: world.at(world.now + _HEARD_S, lambda: _check_gone(cluster, client))  # type: ignore[misc]
         world.at(began_s + client.ask.at_s, lambda client=client: client.start(cluster.front(client.ask.router)))  # type: ignore[misc]
     if not world.run_while(lambda: not all(client.is_done for client in clients), _SERVE_S):
         world.complain(f"clients {[client.number for client in clients if not client.is_done]} hang")
@@ -83,6 +86,22 @@ def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
         world.complain(what)
     if not scenario.is_calm and not world.violations:
         _check_recovery(cluster)
+
+
+def _check_gone(cluster: Cluster, client: Client) -> None:
+    """Nothing is computed for nobody, once both workers must have heard that the client is gone."""
+
+    def is_its(request_id: str) -> bool:
+        return request_id.startswith(f"client-{client.number}.")
+
+    for worker in cluster.site.alive("prefill"):
+        loop = worker.worker._loop
+        if any(is_its(task.request.request_id) for task in (*loop._waiting, *(prompt.task for prompt in loop._running))):
+            cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
+    for worker in cluster.site.alive("decode"):
+        sequences = worker.worker._loop._running
+        if any(is_its(sequence.lease.request.request_id) for sequence in sequences):
+            cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
 
 
 def _check_recovery(cluster: Cluster) -> None:
