@@ -24,6 +24,7 @@ MAX_STOP_TOKENS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY = 0.01  # below, logits outgrow fp32 and mean nothing
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
 MAX_ANSWERS = 16
@@ -70,7 +71,8 @@ def validate(
         InvalidRequest: names the field of the proto.
     """
     if message.model not in ("", model.info.name):
-        raise InvalidRequest("model", f"{message.model!r} is not served here; this is {model.info.name!r}")
+        # What a client sent goes back in a status, whose size is bounded: never whole.
+        raise InvalidRequest("model", f"{message.model[:64]!r} is not served here; this is {model.info.name!r}")
     if message.service_class not in _CLASSES:
         raise InvalidRequest("service_class", f"{message.service_class} is unknown")
     sampling = _sampling(message.sampling, model.info.vocab_size, draw_seed)
@@ -114,12 +116,6 @@ def _sampling(sampling: pb.Sampling, vocab_size: int, draw_seed: Callable[[], in
     top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
     _require(0 < top_p <= 1, "sampling.top_p", f"must be above 0 and at most 1, not {top_p:g}")
     _require(sampling.top_k >= 0, "sampling.top_k", f"must be 0 (all) or more, not {sampling.top_k}")
-    repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-    _require(
-        0 < repetition <= MAX_REPETITION_PENALTY,
-        "sampling.repetition_penalty",
-        f"must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not {repetition:g}",
-    )
     return SamplingParams(
         temperature=within("temperature", 0.0, 0, MAX_TEMPERATURE),
         top_p=top_p,
@@ -128,7 +124,7 @@ def _sampling(sampling: pb.Sampling, vocab_size: int, draw_seed: Callable[[], in
         min_p=within("min_p", 0.0, 0, 1),
         presence_penalty=within("presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=within("frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
-        repetition_penalty=repetition,
+        repetition_penalty=within("repetition_penalty", 1.0, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         logit_bias=_logit_bias(sampling, vocab_size),
     )
 

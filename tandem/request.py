@@ -75,7 +75,7 @@ class SamplingParams:
     presence_penalty: taken from the logit of every token that the answer has. Range -2 … 2.
     frequency_penalty: the same, times how often the answer has it. Range -2 … 2.
     repetition_penalty: logits of tokens that prompt or answer have are divided by it when positive, else multiplied
-    (Keskar et al., "CTRL", 2019, as transformers has it). Range above 0 … 10; 1 changes nothing.
+    (Keskar et al., "CTRL", 2019, as transformers has it). Range 0.01 … 10; 1 changes nothing.
     logit_bias: (token id, added to its logit), each id once. Range -100 … 100.
     """
 

@@ -114,7 +114,7 @@ def _sampling_from_wire(wire: pb.WireSampling) -> SamplingParams:
     _require(0 <= wire.min_p <= 1, "min_p", "must be from 0 to 1")
     _require(math.isfinite(wire.presence_penalty), "presence_penalty", "must be finite")
     _require(math.isfinite(wire.frequency_penalty), "frequency_penalty", "must be finite")
-    _require(math.isfinite(wire.repetition_penalty) and wire.repetition_penalty > 0, "repetition_penalty", "must be above 0")
+    _require(0.01 <= wire.repetition_penalty <= 10, "repetition_penalty", "must be from 0.01 to 10")
     _require(all(math.isfinite(entry.bias) for entry in wire.logit_bias), "logit_bias", "must be finite")
     return SamplingParams(
         temperature=wire.temperature,

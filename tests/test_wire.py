@@ -28,7 +28,7 @@ requests = st.builds(
         min_p=st.floats(0, 1),
         presence_penalty=signed,
         frequency_penalty=signed,
-        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        repetition_penalty=st.floats(0.01, 10),
         logit_bias=st.dictionaries(tokens, st.floats(-100, 100), max_size=5).map(lambda d: tuple(sorted(d.items()))),
     ),
     stop=st.builds(StopRules, st.integers(40, 100), st.frozensets(tokens, max_size=5), st.integers(0, 40)),

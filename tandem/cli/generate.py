@@ -143,7 +143,8 @@ def _explain(error: grpc.aio.AioRpcError, address: str, timeout_s: float | None)
         case grpc.StatusCode.DEADLINE_EXCEEDED if timeout_s is not None:
             return TandemError(f"no whole answer within {timeout_s:g} s; allow more with --timeout")
         case grpc.StatusCode.UNAVAILABLE if "x-request-id" not in trailers:
-            return Unavailable(f"no router answers at {address}: start a cluster with `tandem up`, or name its --address")
+            hint = "start a cluster with `tandem up`, or name its --address, if none runs there"
+            return Unavailable(f"no router answers at {address}, or it was lost in the middle ({details}): {hint}")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

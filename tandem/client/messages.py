@@ -195,7 +195,7 @@ def error_of(error: grpc.RpcError, address: str) -> Exception:
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(details, int(trailers.get("retry-after-ms", 1000)) / 1000)
         case grpc.StatusCode.UNAVAILABLE if "x-request-id" not in trailers:
-            return Unavailable(f"no router answers at {address}")
+            return Unavailable(f"no router answers at {address}, or it was lost in the middle: {details}")
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable(details)
         case grpc.StatusCode.CANCELLED:

@@ -85,7 +85,7 @@ async def test_a_failure_is_one_sentence_and_exits_with_1(capsys: pytest.Capture
     assert "no worker has reported its model" in capsys.readouterr().err
     assert await generate("127.0.0.1:1", "x") == 1
     err = capsys.readouterr().err
-    assert err.startswith("tandem: no router answers at 127.0.0.1:1: start")
+    assert err.startswith("tandem: no router answers at 127.0.0.1:1, or it was lost in the middle (")
     assert err.count("\n") == 1
     assert await generate("nowhere", "x") == 2
 

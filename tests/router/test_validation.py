@@ -71,6 +71,7 @@ REFUSED = {
     "presence_penalty too high": (sampled(presence_penalty=2.1), r"sampling\.presence_penalty"),
     "frequency_penalty NaN": (sampled(frequency_penalty=math.nan), r"sampling\.frequency_penalty"),
     "repetition_penalty zero": (sampled(repetition_penalty=0), r"sampling\.repetition_penalty"),
+    "repetition_penalty that leaves no number": (sampled(repetition_penalty=1e-40), r"sampling\.repetition_penalty"),
     "repetition_penalty too high": (sampled(repetition_penalty=11), r"sampling\.repetition_penalty"),
     "bias of no token": (prompt(sampling=pb.Sampling(logit_bias={256: 1.0})), r"sampling\.logit_bias"),
     "bias too high": (prompt(sampling=pb.Sampling(logit_bias={1: 101.0})), r"sampling\.logit_bias"),
@@ -178,3 +179,9 @@ def test_a_request_id_that_logs_cannot_carry_is_refused(request_id: str) -> None
 
 def test_a_plain_request_id_is_kept() -> None:
     assert validate_request_id("a b-1/~") == "a b-1/~"
+
+
+def test_a_long_model_name_does_not_come_back_whole() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check(pb.GenerateRequest(model="m" * 200_000, text="a"))
+    assert len(str(refused.value)) < 300
