@@ -20,6 +20,7 @@ from tandem.v1 import worker_pb2
 from tests.simulation.engine import VOCAB
 from tests.simulation.network import Network
 from tests.simulation.scenario import (
+    WRITE_TIMEOUT_S,
     Act,
     Cut,
     FailStep,
@@ -83,7 +84,7 @@ class Cluster:
                 checkpoint_every_tokens=scenario.checkpoint_every,
             ),
             decode=DecodeConfig(max_batch=scenario.max_batch, lease_ttl_s=6.0),
-            transfer=TransferConfig(poll_interval_s=0.01, timeout_s=1.5, overlap=scenario.overlap),
+            transfer=TransferConfig(poll_interval_s=0.01, timeout_s=WRITE_TIMEOUT_S, overlap=scenario.overlap),
         )
         pools = {role: (scenario.blocks[role], scenario.slots[role]) for role in ("prefill", "decode")}
         pools["prefill"] = (*pools["prefill"], scenario.checkpoints)

@@ -21,6 +21,8 @@ from prefill_worker.prompt import RunningPrompt
 from router.answer import Answer
 from router.assembly import TokenAssembler
 from router.attempt import Attempt
+from tests.simulation.scenario import Ask, Cut, Kill, Reset, Scenario
+from transfer.fake_agent import Faults
 from transfer.handoff import Outgoing
 from transfer.lease import LeaseTable
 from transfer.lease_state import Lease, LeaseState
@@ -206,12 +208,12 @@ def _late_tokens_after_the_end() -> AbstractContextManager[object]:
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """breaks: what of the invariants it must break, as a pattern for the violation. begin: where the search for a run that
-    shows it starts, so that it is short; the seeds are among those that are run without a mutation too."""
+    """breaks: what of the invariants it must break, as a pattern for the violation. scenario: one in which it does, with most
+    seeds or with some."""
 
     plant: Callable[[], AbstractContextManager[object]]
     breaks: str
-    begin: int = 0
+    scenario: Scenario
 
 
 _MEMORY = r"landed in|granted while|which is not its prompt's"
@@ -220,23 +222,65 @@ _LEAK = r"are in use"
 _RECOVERY = r"after all had healed"
 _FOR_NOBODY = r"still computes for"
 
+
+def _asks(number: int, num_prompt: int = 20, max_new_tokens: int = 4, leaves_after_s: float | None = None) -> tuple[Ask, ...]:
+    """A tenth of a second apart."""
+    prompts = (tuple(range(place, place + num_prompt)) for place in range(number))
+    return tuple(
+        Ask(0.1 * place, prompt, max_new_tokens, leaves_after_s=leaves_after_s) for place, prompt in enumerate(prompts, start=1)
+    )
+
+
+_PREFILL, _DECODE = ("prefill", 0), ("decode", 0)
+_SLOW = Faults(delay_s=(0.0, 0.5))
+_SPOILT = Faults(state_changed=0.3, notify_changed=0.3)
+_LEAVING = Scenario(0, asks=_asks(6, leaves_after_s=0.15), faults=_SLOW)
+_LATE_ORDERS = (Cut(0.05, _PREFILL, _DECODE, 4.0), Kill(0.6, "prefill", 0))
+_TORN = tuple(Reset(0.1 + 0.03 * place, _PREFILL, _DECODE) for place in range(30))
+_HUNG = Faults(delay_s=(0.0, 0.4), write_hangs=0.15, hang_s=4.0)
+_TWO_DEATHS = (Kill(0.4, "prefill", 0), Kill(0.6, "prefill", 1))
+
 MUTATIONS: dict[str, Mutation] = {
-    "no quarantine": Mutation(_no_quarantine, _MEMORY),
-    "no checksum over the state": Mutation(_no_state_checksum, _ANSWER, begin=20),
-    "no checks of the record": Mutation(_no_record_checksum, _ANSWER, begin=20),
-    "attempt numbers ignored": Mutation(_attempt_numbers_ignored, _MEMORY, begin=120),
-    "prefill frees before quiet": Mutation(_prefill_frees_before_quiet, _MEMORY),
-    "quiet while writing": Mutation(_sender_quiet_while_writing, _MEMORY),
-    "record before the bytes": Mutation(_record_before_the_bytes, f"{_MEMORY}|{_ANSWER}"),
-    "delivered tokens forgotten": Mutation(_delivered_tokens_forgotten, _ANSWER),
-    "tokens in order of arrival": Mutation(_tokens_in_order_of_arrival, _ANSWER),
-    "deaths not told": Mutation(_deaths_not_told, _LEAK, begin=40),
-    "the dead are heard": Mutation(_the_dead_are_heard, _LEAK, begin=320),
-    "release said once": Mutation(_release_said_once, _LEAK, begin=100),
-    "prefill for nobody": Mutation(_prefill_for_nobody, _FOR_NOBODY, begin=150),
-    "decode for nobody": Mutation(_decode_for_nobody, _FOR_NOBODY, begin=150),
-    "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER),
-    "broken pairs stay broken": Mutation(_broken_pairs_stay_broken, _RECOVERY),
-    "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER),
+    "no quarantine": Mutation(_no_quarantine, _MEMORY, _LEAVING),
+    "no checksum over the state": Mutation(_no_state_checksum, _ANSWER, Scenario(0, asks=_asks(6), faults=_SPOILT)),
+    "no checks of the record": Mutation(_no_record_checksum, _ANSWER, Scenario(0, asks=_asks(6), faults=_SPOILT)),
+    "attempt numbers ignored": Mutation(
+        _attempt_numbers_ignored,
+        _MEMORY,
+        Scenario(0, chunk_tokens=4, asks=_asks(6), faults=_HUNG, faults_until_s=20.0),
+    ),
+    "prefill frees before quiet": Mutation(_prefill_frees_before_quiet, _MEMORY, _LEAVING),
+    "quiet while writing": Mutation(_sender_quiet_while_writing, _MEMORY, _LEAVING),
+    "record before the bytes": Mutation(
+        _record_before_the_bytes, f"{_MEMORY}|{_ANSWER}", Scenario(0, asks=_asks(6), faults=_SLOW)
+    ),
+    "delivered tokens forgotten": Mutation(
+        _delivered_tokens_forgotten,
+        _ANSWER,
+        Scenario(0, num_decode=2, asks=_asks(6, 10, 30), acts=(Kill(0.6, "decode", 0),)),
+    ),
+    "tokens in order of arrival": Mutation(
+        _tokens_in_order_of_arrival, _ANSWER, Scenario(0, num_decode=2, message_delay_s=(0.0, 0.3), asks=_asks(6))
+    ),
+    "deaths not told": Mutation(
+        _deaths_not_told, _LEAK, Scenario(0, num_prefill=2, asks=_asks(6), faults=_SLOW, acts=_TWO_DEATHS)
+    ),
+    "the dead are heard": Mutation(
+        _the_dead_are_heard,
+        _LEAK,
+        Scenario(0, num_prefill=2, message_delay_s=(0.0, 0.02), asks=_asks(8), acts=_LATE_ORDERS),
+    ),
+    "release said once": Mutation(
+        _release_said_once, _LEAK, Scenario(0, message_delay_s=(0.0, 0.05), asks=_asks(6), acts=_TORN)
+    ),
+    "prefill for nobody": Mutation(
+        _prefill_for_nobody, _FOR_NOBODY, Scenario(0, chunk_tokens=3, asks=_asks(6, 50, leaves_after_s=0.2))
+    ),
+    "decode for nobody": Mutation(_decode_for_nobody, _FOR_NOBODY, Scenario(0, asks=_asks(6, 10, 60, leaves_after_s=0.4))),
+    "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER, Scenario(0, chunk_tokens=3, asks=_asks(6))),
+    "broken pairs stay broken": Mutation(
+        _broken_pairs_stay_broken, _RECOVERY, Scenario(0, asks=_asks(6), faults=Faults(write_fails=0.3))
+    ),
+    "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER, Scenario(0, asks=_asks(6))),
 }
 """By what the rule is."""

@@ -78,7 +78,7 @@ def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
         world.complain(f"clients {[client.number for client in clients if not client.is_done]} hang")
         return
     last_act_s = max((began_s + act.at_s + getattr(act, "for_s", 0.0) for act in scenario.acts), default=0.0)
-    world.run_until(max(world.now, last_act_s))
+    world.run_until(max(world.now, last_act_s, began_s + scenario.faults_until_s))
     if scenario.is_calm:
         _check_calm(clients, is_tight=scenario.max_queue < len(clients))
     world.run_while(lambda: _what_is_left(cluster) != [], _SETTLE_S)

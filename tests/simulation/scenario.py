@@ -10,6 +10,7 @@ from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
 from transfer.fake_agent import Faults
 
 __all__ = [
+    "WRITE_TIMEOUT_S",
     "Act",
     "Ask",
     "Cut",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 LAST_ACT_S = 3.0
+WRITE_TIMEOUT_S = 1.5
+"""After so long a write has failed; see `TransferConfig.timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class Scenario:
         """Nothing goes wrong, so nobody may be refused."""
         faults = self.faults
         wrong = (faults.write_fails, faults.write_hangs, faults.notify_lost, faults.notify_changed, faults.state_changed)
-        return not self.acts and not any(wrong)
+        return not self.acts and not any(wrong) and faults.delay_s[1] < WRITE_TIMEOUT_S
 
 
 def expected(ask: Ask) -> tuple[list[int], str, FinishReason]:
