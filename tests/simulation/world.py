@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import enum
 import heapq
+import inspect
 import itertools
 import random
 import sys
@@ -227,6 +228,9 @@ class Process(asyncio.BaseEventLoop):
             self.world.push(self.world.now, self, handle)
         self._put_off.clear()
         for task in self._tasks:
+            coroutine = task.get_coro()
+            if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # its first step fell to a dead process: Python would complain that it was never awaited
             if not task.done():
                 task.cancel()
 
