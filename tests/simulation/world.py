@@ -152,7 +152,6 @@ class Process(asyncio.BaseEventLoop):
         if self.condition is Condition.DEAD:
             return
         self.condition = Condition.DEAD
-        self._put_off.clear()
         for told in self.on_death:
             told()
 
@@ -160,8 +159,7 @@ class Process(asyncio.BaseEventLoop):
         if handle.cancelled():
             return
         if self.condition is not Condition.RUNNING and not self._ending:
-            if self.condition is Condition.STOPPED:
-                self._put_off.append(handle)
+            self._put_off.append(handle)  # of the dead too: in the end their tasks are unwound
             return
         asyncio._set_running_loop(self)
         try:
