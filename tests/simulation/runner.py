@@ -85,7 +85,7 @@ def _play(scenario: Scenario, cluster: Cluster, clients: list[Client]) -> None:
     for what in _what_is_left(cluster):
         world.complain(what)
     if not scenario.is_calm and not world.violations:
-        _check_recovery(cluster)
+        _check_recovery(cluster, _NOTICED_S if scenario.acts else 0.0)
 
 
 def _check_gone(cluster: Cluster, client: Client) -> None:
@@ -104,13 +104,13 @@ def _check_gone(cluster: Cluster, client: Client) -> None:
             cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
 
 
-def _check_recovery(cluster: Cluster) -> None:
+def _check_recovery(cluster: Cluster, noticed_s: float) -> None:
     """Once nothing goes wrong any more, everything is as it was: all workers there, all pairs connected, and a request needs
     one attempt."""
     world = cluster.world
     for worker in cluster.site.alive():
         worker.engine.fail_next = False
-    world.run_until(world.now + _NOTICED_S)
+    world.run_until(world.now + noticed_s)
     world.run_while(lambda: not cluster.is_ready() or _not_connected(cluster) != [], _RECOVER_S)
     for what in _not_connected(cluster) if cluster.is_ready() else ["the pools were not refilled"]:
         world.complain(what)

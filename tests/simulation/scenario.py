@@ -189,7 +189,7 @@ def draw(chance: random.Random) -> Scenario:
     num_acts = chance.choice((0, 1, 1, 2, 2, 3, 5))
     often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
-    asks = tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6, 8))))
+    asks = tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6))))
     return Scenario(
         seed=chance.randrange(1 << 32),
         num_prefill=chance.randint(1, 3),

@@ -20,8 +20,8 @@ from tests.simulation.runner import run
 from tests.simulation.scenario import draw
 
 BATCH = 100
-NUM_SEEDED = 1500
-NUM_DRAWN = 500
+NUM_SEEDED = 1300
+NUM_DRAWN = 700
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDED, BATCH))
