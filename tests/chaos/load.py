@@ -38,6 +38,7 @@ class Record:
     wrong: str = ""
     status: grpc.StatusCode | None = None
     reason: str = ""
+    request_id: str = ""
     first_token_s: float = 0.0
     longest_gap_s: float = 0.0
 
@@ -61,7 +62,7 @@ async def ask(stub: pb_grpc.InferenceStub, case: Case, timeout_s: float = _HANGS
                 last_s = now_s
                 _compare(record, response.token_ids)
             if response.HasField("finished"):
-                record.attempts = response.finished.attempts
+                record.attempts, record.request_id = response.finished.attempts, response.finished.request_id
     except grpc.aio.AioRpcError as error:
         record.status, record.reason = error.code(), error.details() or ""
         return record

@@ -30,12 +30,12 @@ class Plan:
     prefill: int = 2
     decode: int = 2
     spare: int = 1
-    num_cases: int = 48
+    num_cases: int = 32
 
 
 @dataclass(slots=True)
 class Result:
-    """problems: what must not be, in words. recovery_s: from the end of the load until all was whole."""
+    """problems: what must not be, in words. recovery_s: from the end of the load until all was whole. log: `up` and router."""
 
     seconds: float
     injected: Counter[tuple[FaultKind, str]]
@@ -43,6 +43,7 @@ class Result:
     failures: Counter[str]
     recovery_s: float = 0.0
     problems: list[str] = field(default_factory=list)
+    log: str = ""
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Result:
@@ -52,8 +53,7 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Res
         await cluster.until_ready()
         say(f"cluster at {cluster.address}, {plan.num_streams} streams, {plan.seconds:g} s, seed {plan.seed}")
         result = await _harm(cluster, cases, plan, say)
-        if result.problems:
-            say(cluster.log)
+        result.log = cluster.log
     return result
 
 
@@ -102,7 +102,7 @@ def table(result: Result) -> str:
     ]
     rows += [(f"    {reason}", str(count)) for reason, count in sorted(result.failures.items())]
     rows += [
-        ("longest gap between tokens", _seconds(max((r.longest_gap_s for r in records), default=0.0))),
+        ("longest gap between tokens", _longest_gap(records)),
         ("  of requests placed again, p50 / p99", f"{_seconds(_at(stalls, 0.5))} / {_seconds(_at(stalls, 0.99))}"),
         ("  of all others, p50 / p99", f"{_seconds(_at(undisturbed, 0.5))} / {_seconds(_at(undisturbed, 0.99))}"),
         ("longest wait for a first token", _seconds(max((r.first_token_s for r in records), default=0.0))),
@@ -110,6 +110,11 @@ def table(result: Result) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def _longest_gap(records: Sequence[Record]) -> str:
+    worst = max(records, key=lambda record: record.longest_gap_s)
+    return f"{_seconds(worst.longest_gap_s)} (request {worst.request_id}, {worst.attempts} attempts)"
 
 
 def _by_name(item: tuple[tuple[FaultKind, str], int]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ async def test_streams_survive_the_loss_of_workers(capsys: pytest.CaptureFixture
     result = await run(Plan(seconds=60, seed=1))
     with capsys.disabled():
         print(f"\n{table(result)}")
-    assert result.problems == []
+    assert result.problems == [], result.log
     assert result.injected.total() >= 5
     assert any(record.resumed for record in result.records)
     assert sum(record.status is None for record in result.records) > 20
