@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY | _TOKEN)
 
 import ray  # noqa: E402
+import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
@@ -135,7 +137,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _init(failure: str, **options: Any) -> str:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_signal_handlers():
         warnings.simplefilter("ignore")
         try:
             context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -143,6 +145,18 @@ def _init(failure: str, **options: Any) -> str:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise TandemError(f"{failure}: {reason}") from error
     return f"{context.address_info['session_dir']}/logs"
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Those of this process stay. While Ray starts it puts handlers for SIGTERM that end the process wherever it just is, with
+    a trace."""
+    theirs = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        ray._private.utils.set_sigterm_handler = theirs
 
 
 def _check_offer(config: ClusterConfig) -> None:

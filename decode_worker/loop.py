@@ -15,11 +15,11 @@ from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
 from tandem.engine import Engine, engine_grammars
-from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving
+from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.model.batch import SequenceChunk
-from tandem.request import FinishReason, TokenLogprobs
-from tandem.sampling import sample
+from tandem.request import Drawn, FinishReason
+from tandem.sampling import sample_each
 from tandem.v1 import worker_pb2 as pb
 from transfer.lease import Lease, LeaseTable
 
@@ -132,7 +132,7 @@ class DecodeLoop:
     def _step(self) -> None:
         started_s = self._clock.now()
         try:
-            drawn = self._compute(self._running)
+            outcomes = self._compute(self._running)
         except Exception:  # the step ends here, and with it these sequences only: the worker goes on
             logger.exception("a decode step over %d sequences failed", len(self._running))
             for sequence in self._running:
@@ -141,10 +141,10 @@ class DecodeLoop:
             self._running = []
             return
         self._step_s = self._clock.now() - started_s
-        self._settle(drawn)
+        self._settle(outcomes)
 
-    def _compute(self, running: Sequence[RunningSequence]) -> list[tuple[int, TokenLogprobs | None]]:
-        """The next token of each sequence, and its logprobs where they are asked for."""
+    def _compute(self, running: Sequence[RunningSequence]) -> list[Drawn | TandemError]:
+        """The next token of each sequence, or why it cannot have one."""
         chunks = [
             SequenceChunk(
                 tokens=(sequence.last_token,),
@@ -155,24 +155,25 @@ class DecodeLoop:
             for sequence in running
         ]
         logits_BV = self._engine.logits(self._engine.forward(chunks))
-        tokens = sample(logits_BV, [sequence.sampler.draw() for sequence in running])
-        told = logprobs.of_tokens(logits_BV, tokens, [s.lease.request.output.logprobs for s in running])
-        return list(zip(tokens, told, strict=True))
+        tokens = sample_each(logits_BV, [sequence.sampler.draw for sequence in running])
+        return logprobs.told(logits_BV, tokens, [s.lease.request.output.logprobs for s in running])
 
     # ---- settle ----
 
-    def _settle(self, drawn: Sequence[tuple[int, TokenLogprobs | None]]) -> None:
-        going_on: list[RunningSequence] = []
+    def _settle(self, outcomes: Sequence[Drawn | TandemError]) -> None:
+        advanced: list[RunningSequence] = []
         finished: dict[str, FinishReason] = {}
-        for sequence, (token, told) in zip(self._running, drawn, strict=True):
-            reason = sequence.advance(token, told)
-            if reason is None:
-                going_on.append(sequence)
-            else:
+        for sequence, drawn in zip(self._running, outcomes, strict=True):
+            if isinstance(drawn, TandemError):
+                self._report.failed(sequence.lease, drawn)
+                self._end(sequence.lease, str(drawn))
+                continue
+            advanced.append(sequence)
+            if reason := sequence.advance(drawn):
                 finished[sequence.lease.id] = reason
                 self._leases.release(sequence.lease.id, sequence.lease.epoch)
-        self._report.step(self._running, finished)
-        self._running = going_on
+        self._report.step(advanced, finished)
+        self._running = [sequence for sequence in advanced if sequence.lease.id not in finished]
 
     def _end(self, lease: Lease, cause: str) -> None:
         try:

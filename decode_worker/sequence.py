@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.grammar import Grammars
-from tandem.request import FinishReason, TokenLogprobs
+from tandem.request import Drawn, FinishReason, TokenLogprobs
 from tandem.sampling import SequenceSampler
 from transfer.lease import Lease
 
@@ -65,11 +65,11 @@ class RunningSequence:
     def key(self) -> Key:
         return (self.lease.request.request_id, self.lease.attempt)
 
-    def advance(self, token: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
-        """One step done: `last_token` is in the caches now and `token` was drawn after it."""
+    def advance(self, drawn: Drawn) -> FinishReason | None:
+        """One step done: `last_token` is in the caches now, and this one was drawn after it."""
         self.context_tokens += 1
-        self.last_token = token
-        self.last_logprobs = logprobs
+        self.last_token = drawn.token
+        self.last_logprobs = drawn.logprobs
         self.num_generated += 1
-        self.sampler.append(token)
-        return self.lease.request.stop.finish_reason(self.num_generated, token)
+        self.sampler.append(drawn.token)
+        return self.lease.request.stop.finish_reason(self.num_generated, drawn.token)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from itertools import accumulate
 from typing import Protocol
 
 from prefill_worker.absorber import Absorber
-from prefill_worker.first_token import FirstDraw, draw_first_tokens, note_prompt_logprobs
+from prefill_worker.chunk_step import ChunkStep
 from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
     AbsorbAnswer,
@@ -29,14 +28,13 @@ from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
 from prefill_worker.waste import WasteCount
-from tandem.cache.spec import PagedKvSpec
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import PrefillConfig
 from tandem.engine import Engine, engine_grammars
 from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
-from tandem.model.batch import SequenceChunk
+from tandem.request import Drawn
 from tandem.v1 import worker_pb2 as pb
 from transfer.handoff import Handoff, HandoffResult, LeaseGrant
 
@@ -88,7 +86,7 @@ class PrefillLoop:
         self._holdings = Holdings(clock)
         self._watch = PoolWatch(self._holdings.history)
         self._engine = engine
-        self._grammars = engine_grammars(engine)
+        self._chunk_step = ChunkStep(engine, engine_grammars(engine))
         self._memory = PromptMemory(engine, config, self._holdings)
         self._absorber = Absorber(engine, self._memory, config.absorb_chunk_tokens, config.checkpoint_every_tokens)
         self._config = config
@@ -306,7 +304,7 @@ class PrefillLoop:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
         try:
-            first_tokens = self._compute(prompts, plans)
+            first_tokens = self._chunk_step.run(prompts, plans)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
@@ -318,39 +316,11 @@ class PrefillLoop:
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 
-    def _compute(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[FirstDraw]:
-        """Run one chunk of each prompt; returns the first tokens of those that this chunk completes, in order."""
-        chunks = [
-            SequenceChunk(
-                tokens=prompt.tokens[prompt.num_computed : prompt.num_computed + plan.num_tokens],
-                context_tokens=prompt.num_computed,
-                block_ids=prompt.memory.block_ids,
-                slot=prompt.memory.slot,
-            )
-            for prompt, plan in zip(prompts, plans, strict=True)
-        ]
-        completed = [prompt for prompt, plan in zip(prompts, plans, strict=True) if plan.is_last]
-        hidden_TD = self._engine.forward(chunks, lambda layer: self._push_layer(completed, layer))
-        ends = list(accumulate(plan.num_tokens for plan in plans))
-        for prompt, plan, end in zip(prompts, plans, ends, strict=True):
-            note_prompt_logprobs(self._engine, prompt, hidden_TD[end - plan.num_tokens : end])
-        rows = [end - 1 for end, plan in zip(ends, plans, strict=True) if plan.is_last]
-        return draw_first_tokens(self._engine, self._grammars, completed, hidden_TD[rows])
-
-    def _push_layer(self, completed: Sequence[RunningPrompt], layer: int) -> None:
-        """In a prompt's last chunk every layer leaves as soon as it is final."""
-        is_attention = isinstance(self._engine.memory.specs.layers[layer][0], PagedKvSpec)
-        for prompt in completed:
-            if prompt.handoff is None:
-                continue
-            if is_attention:
-                prompt.handoff.push_kv(prompt.num_pushed_blocks, len(prompt.memory.block_ids), layers=(layer,))
-            else:
-                prompt.handoff.push_state(layer)
-
     # ---- settle ----
 
-    def _settle(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan], first_tokens: Sequence[FirstDraw]) -> None:
+    def _settle(
+        self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan], first_tokens: Sequence[Drawn | TandemError]
+    ) -> None:
         compute_done_s = self._clock.now()
         drawn = iter(first_tokens)
         for prompt, plan in zip(prompts, plans, strict=True):
@@ -368,7 +338,11 @@ class PrefillLoop:
             prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
             prompt.num_pushed_blocks = complete_blocks
 
-    def _complete(self, prompt: RunningPrompt, drawn: FirstDraw, compute_done_s: float) -> None:
+    def _complete(self, prompt: RunningPrompt, drawn: Drawn | TandemError, compute_done_s: float) -> None:
+        if isinstance(drawn, TandemError):
+            self._report.failed(prompt.task, drawn)
+            self._leave_aborted(prompt, str(drawn))
+            return
         request = prompt.task.request
         finish = request.stop.finish_reason(len(request.generated) + 1, drawn.token)
         self._report.first_token(prompt, drawn, finish, compute_done_s)

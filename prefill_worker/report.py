@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefill_worker.first_token import FirstDraw
 from prefill_worker.prompt import PrefillTask, RunningPrompt
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
-from tandem.request import FinishReason
+from tandem.request import Drawn, FinishReason
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import failure_to_wire, logprobs_to_wire
 from transfer.handoff import HandoffResult
@@ -26,7 +25,7 @@ class Reporter:
         event = pb.PrefillStarted(request_id=task.request.request_id, attempt=task.attempt)
         self.hub.post(task.router_id, pb.PrefillEvents(started=[event]))
 
-    def first_token(self, prompt: RunningPrompt, drawn: FirstDraw, finish: FinishReason | None, now_s: float) -> None:
+    def first_token(self, prompt: RunningPrompt, drawn: Drawn, finish: FinishReason | None, now_s: float) -> None:
         task = prompt.task
         event = pb.FirstToken(
             request_id=task.request.request_id,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from router.json_text import parse_json
 from router.model import ServedModel
 from tandem.errors import InvalidRequest
 from tandem.tokenizer import ChatPrompt
@@ -16,8 +16,9 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_TOOLS = 128
 
 
-def encode_conversation(chat: pb.ChatMessages, model: ServedModel) -> ChatPrompt:
-    """
+def encode_conversation(chat: pb.ChatMessages, model: ServedModel, enough: int) -> ChatPrompt:
+    """enough: with more tokens than that, it does not matter how many.
+
     Raises:
         InvalidRequest: names the field; or the model's template refuses it.
     """
@@ -25,7 +26,7 @@ def encode_conversation(chat: pb.ChatMessages, model: ServedModel) -> ChatPrompt
         raise InvalidRequest("chat", "has no messages")
     messages = [_message(message, place) for place, message in enumerate(chat.messages)]
     options = _json(chat.template_options, "chat.template_options", dict)
-    return model.tokenizer.encode_chat(messages, _tools(chat.tools), options)
+    return model.tokenizer.encode_chat(messages, _tools(chat.tools), options, enough)
 
 
 def _message(message: pb.ChatMessage, place: int) -> dict[str, Any]:
@@ -62,10 +63,7 @@ def _json(text: str, name: str, kind: type[Any]) -> Any:
     """Empty text is an empty list or object."""
     if not text:
         return kind()
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(name, f"is no valid JSON: {error}") from error
+    data = parse_json(text, name)
     if not isinstance(data, kind):
         raise InvalidRequest(name, f"must be a JSON {'list' if kind is list else 'object'}")
     return data

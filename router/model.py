@@ -35,13 +35,14 @@ class TokenizerLike(Protocol):
 
     eos_ids: frozenset[int]
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, enough: int = ...) -> list[int]: ...
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] = ...,
+        enough: int = ...,
     ) -> ChatPrompt: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...

@@ -28,6 +28,7 @@ from router.state import WorkerTable
 from router.status import status_of
 from router.statuses import status_of_error
 from router.validation import validate_request_id
+from router.wire_text import find_invalid_text
 from tandem.errors import InvalidRequest, Overloaded, RequestError
 from tandem.request import TokenLogprobs
 from tandem.rpc import create_server
@@ -50,8 +51,9 @@ KSERVE = kserve.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 @dataclass(frozen=True, slots=True)
 class _Malformed:
-    """Bytes that are no GenerateRequest, invalid UTF-8 among them."""
+    """Bytes that are no GenerateRequest, invalid UTF-8 among them. field: where."""
 
+    field: str
     reason: str
 
 
@@ -70,7 +72,7 @@ class InferenceService:
             validate_request_id(request_id)
             await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
             if isinstance(request, _Malformed):
-                raise InvalidRequest("request", request.reason)
+                raise InvalidRequest(request.field, request.reason)
             await self._answer(request, request_id, context)
             return
         except (RequestError, TimeoutError) as error:
@@ -195,8 +197,9 @@ def build_server(
 def _parse(data: bytes) -> pb.GenerateRequest | _Malformed:
     try:
         return pb.GenerateRequest.FromString(data)
-    except DecodeError as error:
-        return _Malformed(f"cannot be parsed; text must be valid UTF-8 ({error})")
+    except DecodeError:
+        field = find_invalid_text(data, pb.GenerateRequest.DESCRIPTOR)
+        return _Malformed(field, "is no valid UTF-8") if field else _Malformed("request", "cannot be parsed")
 
 
 def _request_id(context: grpc.aio.ServicerContext) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from router.http.completions import read_completion
+from router.json_text import parse_json
 from tandem.errors import InvalidRequest
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import kserve_pb2 as kserve
@@ -107,10 +107,7 @@ def _parameters(parameters: Mapping[str, kserve.InferParameter]) -> Iterable[tup
 
 
 def _json(text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("sampling_parameters", f"is no valid JSON: {error}") from error
+    data = parse_json(text, "sampling_parameters")
     if not isinstance(data, dict):
         raise InvalidRequest("sampling_parameters", "must be a JSON object")
     return data

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from router.answer import Prompt
 from router.conversation import encode_conversation
+from router.json_text import parse_json
 from router.model import ServedModel
 from tandem.chat_parser import ChatFormat
 from tandem.errors import InvalidRequest
@@ -176,19 +176,19 @@ def _prompt(message: pb.GenerateRequest, model: ServedModel) -> tuple[tuple[int,
         raise InvalidRequest("prompt", "is missing; set one of text, token_ids and chat")
     ids: Sequence[int]
     chat_format = None
+    longest = model.info.max_context_tokens - 1
     if kind == "text":
-        ids = model.tokenizer.encode(message.text) if message.text else []
+        ids = model.tokenizer.encode(message.text, longest) if message.text else []
     elif kind == "token_ids":
         ids = message.token_ids.ids  # not copied before its length is known
     else:
-        chat = encode_conversation(message.chat, model)
+        chat = encode_conversation(message.chat, model, longest)
         ids, chat_format = chat.token_ids, chat.form
     if not ids:
         raise InvalidRequest(kind, "is empty; at least one token is needed")
-    longest = model.info.max_context_tokens - 1
     if len(ids) > longest:
         raise InvalidRequest(
-            kind, f"the prompt has {len(ids)} tokens; with one token of answer at most {longest} fit the context"
+            kind, f"the prompt has at least {len(ids)} tokens; with one token of answer at most {longest} fit the context"
         )
     _check_ids(kind, ids, model.info.vocab_size)
     return tuple(ids), chat_format
@@ -230,10 +230,7 @@ def _grammar(message: pb.GenerateRequest, model: ServedModel, chat_format: ChatF
 
 
 def _schema(text: str) -> str:
-    try:
-        _require(isinstance(json.loads(text), dict | bool), "json_schema", "must be a JSON object")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("json_schema", f"is no valid JSON: {error}") from error
+    _require(isinstance(parse_json(text, "json_schema"), dict | bool), "json_schema", "must be a JSON object")
     return text
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tandem.errors import InvalidRequest
@@ -17,7 +18,7 @@ from tandem.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 __all__ = ["GrammarState", "Grammars", "check_grammar", "grammar_of_choices", "grammar_of_regex", "grammar_of_schema"]
 
@@ -56,7 +57,40 @@ def check_grammar(grammar: str, field: str) -> None:
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(field, f"is larger than {MAX_GRAMMAR_BYTES} bytes")
     if reason := LLMatcher.validate_grammar(grammar):
-        raise InvalidRequest(field, f"cannot be compiled: {reason.strip()}")
+        raise InvalidRequest(field, f"cannot be compiled: {_one_line(reason)}")
+    # What is too large shows only when it is used: two steps over single bytes.
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=_limits())
+    first = next((byte for byte, bits in enumerate(_bits(matcher.compute_bitmask())) if bits), None)
+    if not matcher.is_error() and first is not None and matcher.consume_token(first):
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise InvalidRequest(field, f"is too complex: {_one_line(matcher.get_error())}")
+
+
+def _bits(mask: bytes) -> Iterator[bool]:
+    return (bool(byte >> bit & 1) for byte in mask for bit in range(8))
+
+
+def _one_line(reason: str) -> str:
+    """The compiler draws where the fault is, over several lines."""
+    return " ".join(reason.replace("<non-verbose/>", "").split())
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+@cache
+def _limits() -> LLParserLimits:
+    """A fifth of the library's fuel: a grammar may take 0.1 s at its start and 5 ms a step, beside the sequences of others."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=200_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=50_000, verbose_errors=False
+    )
 
 
 class Grammars:
@@ -96,9 +130,9 @@ class Grammars:
             source, vocab_size = self._make_tokenizer(), self._vocab_size()
             self._ends = sorted(token for token in source.eos_ids if 0 <= token < vocab_size)
             self._tokenizer = LLTokenizer(source.to_json(), n_vocab=vocab_size, eos_token=self._ends)
-        compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
         if compiled.is_error():
-            raise InvalidRequest("grammar", f"cannot be compiled: {compiled.get_error()}")
+            raise InvalidRequest("grammar", f"cannot be compiled: {_one_line(compiled.get_error())}")
         return compiled
 
 
@@ -122,9 +156,10 @@ class GrammarState:
             self._after = []
 
     def allowed_V(self) -> torch.Tensor | None:
-        """bool `[V]`: which tokens may come next. None: all may.
+        """bool `[V]`: which tokens may come next. None: all may. Where the grammar is complete, only an end token may.
 
-        Where the grammar has come to its limits, such as that of its own memory, the answer ends: nothing unbound follows.
+        Raises:
+            InvalidRequest: the grammar has come to the limits of its own memory or time; nothing unbound may follow.
         """
         if self._after:
             return None
@@ -134,7 +169,9 @@ class GrammarState:
         bytes_U = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         bits_U8 = (bytes_U.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)) & 1
         allowed_V: torch.Tensor = bits_U8.flatten()[: self._vocab_size].bool()
-        if self._matcher.is_error() or not bool(allowed_V.any()):
+        if self._matcher.is_error():
+            raise InvalidRequest("grammar", f"is too complex to go on: {_one_line(self._matcher.get_error())}")
+        if not bool(allowed_V.any()):
             allowed_V = torch.zeros(self._vocab_size, dtype=torch.bool)
             allowed_V[self._ends] = True
         return allowed_V

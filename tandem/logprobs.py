@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.request import TokenLogprobs
+from tandem.errors import TandemError
+from tandem.request import Drawn, TokenLogprobs
 
-__all__ = ["of_prompt", "of_tokens"]
+__all__ = ["of_prompt", "of_tokens", "told"]
 
 
 def of_tokens(logits_BV: torch.Tensor, tokens: Sequence[int], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
@@ -24,6 +25,16 @@ def of_tokens(logits_BV: torch.Tensor, tokens: Sequence[int], wanted: Sequence[i
     for row, entry in zip(rows, told, strict=True):
         found[row] = entry
     return found
+
+
+def told(
+    logits_BV: torch.Tensor, outcomes: Sequence[int | TandemError], wanted: Sequence[int | None]
+) -> list[Drawn | TandemError]:
+    """What `sample_each` gave, with the logprobs that are wanted beside the tokens."""
+    asked = [None if isinstance(outcome, TandemError) else count for outcome, count in zip(outcomes, wanted, strict=True)]
+    tokens = [0 if isinstance(outcome, TandemError) else outcome for outcome in outcomes]
+    entries = of_tokens(logits_BV, tokens, asked)
+    return [o if isinstance(o, TandemError) else Drawn(o, entry) for o, entry in zip(outcomes, entries, strict=True)]
 
 
 def of_prompt(logits_TV: torch.Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "MAX_ALTERNATIVES",
+    "Drawn",
     "FinishReason",
     "OutputOptions",
     "Phase",
@@ -113,6 +114,14 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token that was sampled. logprobs: None unless the client asked."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

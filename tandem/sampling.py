@@ -10,17 +10,24 @@ bf16-like noise of 0.01 that is one draw in 200, where inverse CDF changes every
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from tandem.adjust import Adjustment, TokenHistory, adjust
+from tandem.errors import HandoffError, TandemError
 from tandem.grammar import GrammarState
 from tandem.request import Request, SamplingParams
 
-__all__ = ["Draw", "SequenceSampler", "sample", "uniforms"]
+__all__ = ["Draw", "SequenceSampler", "sample", "sample_each", "uniforms"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MASK64 = (1 << 64) - 1
 _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's
@@ -98,6 +105,41 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
     return tokens
+
+
+def sample_each(logits_BV: torch.Tensor, draws: Sequence[Callable[[], Draw]]) -> list[int | TandemError]:
+    """As `sample`, but what goes wrong with a row ends that row alone: it gets the error instead of a token.
+
+    draws: make the draw of each row. logits_BV: may hold rows that are not finite; those get an error.
+    """
+    outcomes: list[int | TandemError] = []
+    ready: dict[int, Draw] = {}
+    for row, (is_finite, make_draw) in enumerate(zip(logits_BV.amax(dim=-1).isfinite().tolist(), draws, strict=True)):
+        outcomes.append(HandoffError("the model's logits are not finite"))
+        if is_finite:
+            outcome = _guarded(make_draw)
+            if isinstance(outcome, Draw):
+                ready[row] = outcome
+            else:
+                outcomes[row] = outcome
+    rows = list(ready)
+    some_RV = logits_BV if len(rows) == len(outcomes) else logits_BV[rows]
+    drawn = _guarded(lambda: sample(some_RV, list(ready.values())))
+    if isinstance(drawn, TandemError):  # somebody in there spoils it for all: each by itself
+        drawn = [_guarded(lambda row=row: sample(logits_BV[row : row + 1], [ready[row]])[0]) for row in rows]  # type: ignore[misc]
+    for row, token in zip(rows, drawn, strict=True):
+        outcomes[row] = token
+    return outcomes
+
+
+def _guarded(act: Callable[[], T]) -> T | TandemError:
+    try:
+        return act()
+    except TandemError as error:
+        return error
+    except Exception:  # whatever it is, it is one row's: the others go on
+        logger.exception("a token could not be drawn")
+        return HandoffError("a token could not be drawn on this worker; see its log")
 
 
 def _sample_rows(logits_RV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["ChatPrompt", "IncrementalDetokenizer", "Tokenizer"]
 
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_ALL = 2**62
+_CHARS_PER_TOKEN = 16  # few texts have more
+_CUT_TOKENS = 64  # as many more may a head have than the same characters within their text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,20 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the model wants around it (often none)."""
-        return self._ids_of(text, add_special_tokens=True)
+    def encode(self, text: str, enough: int = _ALL) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the model wants around it (often none). More than `enough` ids
+        mean that there are at least so many: the rest of a text that is far too long is not looked at."""
+        return self._ids_of(text, True, enough)
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] = MappingProxyType({}),
+        enough: int = _ALL,
     ) -> ChatPrompt:
         """messages: each with role and content at least, as the template has them; tools: in OpenAI's form; options: more
-        variables for the template.
+        variables for the template; enough: as for `encode`.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses these messages or knows no tools.
@@ -100,9 +105,18 @@ class Tokenizer:
         text = self._render(**{"add_generation_prompt": True, **variables})
         reasons = "<think>" in self._template
         form = ChatFormat(reasons, reasons and text.rstrip().endswith("<think>"), tools)
-        return ChatPrompt(self._ids_of(text, add_special_tokens=False), form)
+        return ChatPrompt(self._ids_of(text, False, enough), form)
 
-    def _ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _ids_of(self, text: str, add_special_tokens: bool, enough: int) -> list[int]:
+        head_chars = _CHARS_PER_TOKEN * (enough + 1)
+        while head_chars < len(text):
+            ids = self._encode(text[:head_chars], add_special_tokens)
+            if len(ids) > enough + _CUT_TOKENS:
+                return ids
+            head_chars *= 4
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """A batch of one: unlike `encode` it lets other threads run meanwhile, and it computes no offsets."""
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ SPECS = CacheSpecs(
 
 
 class FakeEngine:
-    """The next token is the newest token + 1; `fail_next` makes one forward raise."""
+    """The next token is the newest token + 1; `fail_next` makes one forward raise. spoilt_rows: of logits, are no numbers."""
 
     def __init__(self, num_blocks: int = 32, num_slots: int = 4, num_checkpoints: int = 0) -> None:
         self.copies: list[tuple[str, int, int]] = []
@@ -37,6 +38,7 @@ class FakeEngine:
         self.block_size_tokens = SPECS.block_size_tokens
         self.steps: list[list[SequenceChunk]] = []
         self.fail_next = False
+        self.spoilt_rows: set[int] = set()
 
     def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
         if self.fail_next:
@@ -51,5 +53,5 @@ class FakeEngine:
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         logits = torch.zeros(hidden_ND.shape[0], VOCAB)
         for row, token in enumerate(hidden_ND[:, 0].tolist()):
-            logits[row, (int(token) + 1) % VOCAB] = 1.0
+            logits[row, (int(token) + 1) % VOCAB] = math.nan if row in self.spoilt_rows else 1.0
         return logits

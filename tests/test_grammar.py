@@ -1,6 +1,7 @@
 """Answers follow their grammar to its end, on one worker or several, and what cannot be compiled is refused with the reason."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,30 @@ def test_states_of_one_grammar_do_not_mix(grammars: Grammars) -> None:
 def test_what_cannot_be_compiled_is_refused_with_the_reason(grammar: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^regex: cannot be compiled: .+"):
         check_grammar(grammar, "regex")
+
+
+@pytest.mark.parametrize("regex", ["((a{1000}){1000}){1000}", "(a{1000}){1000}"])
+def test_a_grammar_that_could_not_be_followed_is_refused_quickly(regex: str) -> None:
+    begin_s = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"^regex: is too complex: .+"):
+        check_grammar(grammar_of_regex(regex), "regex")
+    assert time.process_time() - begin_s < 1.0
+
+
+def test_reasons_of_the_compiler_are_one_line() -> None:
+    with pytest.raises(InvalidRequest) as error:
+        check_grammar(grammar_of_regex("(ab|"), "regex")
+    assert "\n" not in str(error.value)
+    assert "unclosed group" in str(error.value)
+
+
+def test_an_answer_whose_grammar_comes_to_its_limits_fails_and_does_not_go_on_unbound(grammars: Grammars) -> None:
+    state = grammars.start(request(grammar_of_regex("(a{1000}){1000}")))
+    assert state is not None
+    state.allowed_V()
+    state.append(ord("a"))
+    with pytest.raises(InvalidRequest, match=r"^grammar: is too complex to go on: .+"):
+        state.allowed_V()
 
 
 @pytest.mark.parametrize("texts", [["a"], ["\n\t\"quoted\" \\ 'x'", "🤝 ünï"], ["/x/", "#", "%"]])

@@ -1,10 +1,13 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from tandem.adjust import Adjustment
+from tandem.errors import HandoffError, InvalidRequest
 from tandem.request import SamplingParams
-from tandem.sampling import Draw, sample, uniforms
+from tandem.sampling import Draw, sample, sample_each, uniforms
 
 
 def test_random_numbers_are_a_function_of_seed_position_and_id_only() -> None:
@@ -101,3 +104,31 @@ def _reference_distribution(logits: list[float], params: SamplingParams) -> list
         reached += weights[i] / total
     total = sum(weights[i] for i in kept)
     return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+
+
+def fails(error: Exception) -> Callable[[], Draw]:
+    def make() -> Draw:
+        raise error
+
+    return make
+
+
+def test_what_spoils_one_row_ends_that_row_alone(caplog: pytest.LogCaptureFixture) -> None:
+    logits = torch.randn(6, 50)
+    logits[1, 3] = math.nan
+    logits[2, 7] = math.inf
+    draw = Draw(SamplingParams(temperature=0.8, seed=3), 9)
+    # An adjustment that does not fit the vocabulary fails within the vectorised pass.
+    unfit = Draw(SamplingParams(), 1, Adjustment(SamplingParams(), forbidden=(999,)))
+    draws = [lambda: draw, lambda: draw, lambda: draw, fails(InvalidRequest("grammar", "no")), fails(KeyError()), lambda: unfit]
+    outcomes = sample_each(logits, draws)
+    assert outcomes[0] == sample(logits[:1], [draw])[0]
+    assert [type(outcome) for outcome in outcomes[1:]] == [
+        HandoffError,
+        HandoffError,
+        InvalidRequest,
+        HandoffError,
+        HandoffError,
+    ]
+    assert "not finite" in str(outcomes[1])
+    assert "KeyError" in caplog.text

@@ -93,8 +93,8 @@ def _tools(fields: Fields, chat: pb.ChatMessages) -> None:
         return
     try:
         chat.tools = json.dumps(tools, ensure_ascii=False)
-    except (UnicodeEncodeError, ValueError) as error:
-        raise InvalidRequest("tools", f"cannot be read: {error}") from error
+    except ValueError as error:
+        raise InvalidRequest("tools", "holds half of a surrogate pair, which is no text") from error
 
 
 def _content(fields: Fields) -> str:

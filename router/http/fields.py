@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from router.json_text import parse_json
 from tandem.errors import InvalidRequest
 
 __all__ = ["Fields", "is_tokens", "parse_object", "utf8"]
@@ -19,10 +19,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequest: not UTF-8, no JSON, no object, or nested too deeply.
     """
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("body", f"is no valid JSON: {error}") from error
+    data = parse_json(body, "body")
     if not isinstance(data, dict):
         raise InvalidRequest("body", "must be a JSON object")
     return data

@@ -39,7 +39,6 @@ class _StopRequest:
         self._asked = threading.Event()
 
     def install(self) -> None:
-        """Again after Ray was started, which puts a handler of its own."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -51,6 +50,8 @@ class _StopRequest:
         if self._asked.is_set():
             os._exit(EXIT_FAILED)
         self._asked.set()
+        # Not with print: the signal may have interrupted one.
+        os.write(2, b"tandem: stopping; a second signal ends it at once\n")
 
 
 class _Incidents:
@@ -92,7 +93,6 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
     except TandemError:
         display.clear()
         raise
-    stop.install()
     router = RouterProcess(config.router, cluster.address, clock)
     foreground = _Foreground(config, cluster, router, stop, clock, display, _Incidents(cluster.log_folder))
     try:
@@ -122,6 +122,8 @@ class _Foreground:
         Raises:
             TandemError: a pool gave up, or the router does not serve; says why.
         """
+        if self.stop.wait(0):
+            return ""
         self.router.start()  # it takes a while to begin; membership comes to it when there is some
         while not (view := self.cluster.overview()).is_ready():
             if failure := view.failure():

@@ -7,7 +7,8 @@ import asyncio
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,12 @@ from tandem.cli.timeline import draw
 from tandem.errors import ConfigError, Overloaded, TandemError, Unavailable
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tandem.v1 import operations_pb2
+from tandem.v1 import operations_pb2_grpc as operations_grpc
 
 __all__ = ["add_parser", "as_json", "request_of", "run"]
+
+_HINT_S = 1.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,13 +74,29 @@ def request_of(args: argparse.Namespace) -> pb.GenerateRequest:
     Raises:
         ConfigError: an argument that the request cannot carry.
     """
-    names = ("temperature", "top_p", "top_k", "seed")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    request = pb.GenerateRequest()
+    with _named("PROMPT", "is no valid UTF-8"):
+        request.text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    with _named("--stop", "is no valid UTF-8"):
+        request.stop.extend(args.stop)
+    if args.max_new_tokens is not None:
+        with _named("--max-new-tokens", f"{args.max_new_tokens} is out of range"):
+            request.max_new_tokens = args.max_new_tokens
+    for name in ("temperature", "top_p", "top_k", "seed"):
+        value = getattr(args, name)
+        if value is not None:
+            with _named(f"--{name.replace('_', '-')}", f"{value} is out of range"):
+                setattr(request.sampling, name, value)
+    return request
+
+
+@contextmanager
+def _named(option: str, fault: str) -> Iterator[None]:
+    """What protobuf cannot take is told by the option's name."""
     try:
-        sampling = pb.Sampling(**{name: getattr(args, name) for name in names if getattr(args, name) is not None})
-        return pb.GenerateRequest(text=prompt, sampling=sampling, max_new_tokens=args.max_new_tokens, stop=args.stop)
+        yield
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"an argument is out of range or no valid UTF-8: {error}") from error
+        raise ConfigError(f"{option}: {fault}") from error
 
 
 def as_json(token_ids: list[int], text: str, finished: pb.Finished) -> dict[str, Any]:
@@ -131,17 +152,31 @@ async def _stream(
             async for message in pb_grpc.InferenceStub(channel).Generate(request, timeout=timeout_s):
                 printer.add(message)
         except grpc.aio.AioRpcError as error:
-            raise _explain(error, address, timeout_s) from error
+            hint = await _what_lacks(channel) if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else ""
+            raise _explain(error, address, timeout_s, hint) from error
 
 
-def _explain(error: grpc.aio.AioRpcError, address: str, timeout_s: float | None) -> TandemError:
+async def _what_lacks(channel: grpc.aio.Channel) -> str:
+    """Why there may have been no answer in time: pools without a ready worker. Empty: not for that, or nobody knows."""
+    try:
+        status = await operations_grpc.OperationsStub(channel).GetStatus(operations_pb2.GetStatusRequest(), timeout=_HINT_S)
+    except grpc.aio.AioRpcError:
+        return ""
+    return "; ".join(
+        f"no {role} worker is ready" + (f" ({pool.reason})" if pool.reason else "")
+        for role, pool in sorted(status.pools.items())
+        if pool.ready == 0
+    )
+
+
+def _explain(error: grpc.aio.AioRpcError, address: str, timeout_s: float | None, hint: str = "") -> TandemError:
     trailers = dict(error.trailing_metadata() or ())
     details = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigError(details)
         case grpc.StatusCode.DEADLINE_EXCEEDED if timeout_s is not None:
-            return TandemError(f"no whole answer within {timeout_s:g} s; allow more with --timeout")
+            return TandemError(f"no whole answer within {timeout_s:g} s: {hint or 'allow more with --timeout'}")
         case grpc.StatusCode.UNAVAILABLE if "x-request-id" not in trailers:
             hint = "start a cluster with `tandem up`, or name its --address, if none runs there"
             return Unavailable(f"no router answers at {address}, or it was lost in the middle ({details}): {hint}")

@@ -94,10 +94,11 @@ def settle_trust(config: ClusterConfig) -> ClusterConfig:
 
 
 def check_model(config: ClusterConfig) -> ClusterConfig:
-    """Refuse a model that cannot be served by a look at its config alone; a folder's path becomes absolute.
+    """Refuse a model that cannot be served by a look at its config and the headers of its shards; a folder's path becomes
+    absolute.
 
     Raises:
-        CheckpointError: neither a folder nor a hub id, or an architecture that is not served.
+        CheckpointError: neither a folder nor a hub id, an architecture that is not served, or a shard is missing or truncated.
     """
     path = config.worker.model.path
     if not path:
@@ -105,8 +106,10 @@ def check_model(config: ClusterConfig) -> ClusterConfig:
     folder = Path(path).expanduser()
     if folder.is_dir():
         from tandem.model.config import ModelConfig
+        from tandem.model.shards import Shards
 
         ModelConfig.from_folder(folder)
+        Shards.open(folder)
         model = replace(config.worker.model, path=str(folder.resolve()))
         return replace(config, worker=replace(config.worker, model=model))
     if path.count("/") != 1 or path.startswith((".", "/", "~")):

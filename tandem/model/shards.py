@@ -12,15 +12,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tandem.errors import CheckpointError
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Shards", "StoredTensor"]
 
-_DTYPES = {"F64": (torch.float64, 8), "F32": (torch.float32, 4), "F16": (torch.float16, 2), "BF16": (torch.bfloat16, 2)}
+_DTYPES = {"F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
 _OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4}
 _OTHER_BYTES |= {"I64": 8, "U64": 8}
 _MAX_HEADER_BYTES = 100_000_000
@@ -46,7 +47,9 @@ class StoredTensor:
             raise CheckpointError(
                 f"{self.file}: tensors of type {self.dtype} are not supported: use bf16, fp16 or fp32 weights"
             )
-        tensor = torch.empty(self.shape, dtype=_DTYPES[self.dtype][0])
+        import torch  # here only: headers are looked at by processes that need no torch
+
+        tensor = torch.empty(self.shape, dtype=getattr(torch, _DTYPES[self.dtype][0]))
         if not self.num_bytes:
             return tensor
         view = tensor.view(-1).view(torch.uint8).numpy().data

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -149,3 +150,14 @@ def test_certificates_that_cannot_be_used_are_refused_before_anything_starts() -
     for config in (ClusterConfig(trust=TrustConfig(tls=tls)), ClusterConfig(router=RouterConfig(tls=tls))):
         with pytest.raises(ConfigError, match=r"/no/such/cert\.pem: no such file"):
             settle_trust(config)
+
+
+def test_a_truncated_shard_is_found_before_anything_starts(tmp_path: Path) -> None:
+    from tandem.model.embedded import embedded_checkpoint
+
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_checkpoint(), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors .*truncated"):
+        check_model(cluster_config(parse("--model", str(folder))))

@@ -189,6 +189,22 @@ def test_a_failed_step_ends_its_sequences_and_not_the_worker(bench: Bench, caplo
     assert bench.tokens() == {"b": [(1, 51, "length")]}
 
 
+def test_a_row_without_finite_logits_ends_its_sequence_alone(bench: Bench) -> None:
+    bench.join("a")
+    bench.join("b")
+    bench.turn()
+    bench.tokens()
+    bench.engine.spoilt_rows = {1}
+    bench.turn()
+    events = bench.event_loop.run_until_complete(bench.outboxes["router"].take(0.0))
+    assert [(t.request_id, t.index) for t in events.tokens] == [("a", 2)]
+    assert [(f.request_id, f.retryable) for f in events.failed] == [("b", True)]
+    bench.engine.spoilt_rows = set()
+    bench.turn()
+    assert bench.tokens() == {"a": [(3, 53, "length")]}
+    assert bench.is_whole
+
+
 def test_an_idle_worker_tells_once_of_what_is_missing_with_the_lease_that_had_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -287,6 +287,18 @@ def test_a_refused_reservation_is_reported_and_frees_local_memory(bench: Bench) 
     assert bench.is_whole
 
 
+def test_a_prompt_whose_first_token_cannot_be_drawn_ends_alone(bench: Bench) -> None:
+    good, bad = bench.place("a", 4), bench.place("b", 4)
+    bench.turn()
+    bench.grant(good)
+    bench.grant(bad)
+    bench.engine.spoilt_rows = {1}
+    bench.turn()
+    events = bench.events()
+    assert [t.request_id for t in events.first_tokens] == ["a"]
+    assert [(f.request_id, f.retryable) for f in events.failed] == [("b", True)]
+
+
 def test_a_failed_step_ends_its_prompts_and_not_the_worker(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     first = bench.place("a", 4)
     bench.turn()

@@ -61,9 +61,10 @@ async def test_the_timeline_follows_the_answer(capsys: pytest.CaptureFixture[str
     [
         (["x", "--max-new-tokens", "0"], 2, "max_new_tokens"),
         (["x", "--temperature", "nan"], 2, "sampling.temperature"),
-        (["x", "--max-new-tokens", "99999999999"], 2, "out of range"),
-        (["x", "--seed", "-1"], 2, "out of range"),
-        (["\udcff"], 2, "UTF-8"),
+        (["x", "--max-new-tokens", "99999999999"], 2, "--max-new-tokens: 99999999999 is out of range"),
+        (["x", "--seed", "-1"], 2, "--seed: -1 is out of range"),
+        (["\udcff"], 2, "PROMPT: is no valid UTF-8"),
+        (["x", "--stop", "\udcff"], 2, "--stop: is no valid UTF-8"),
         (["x", "--timeout", "0"], 2, "--timeout"),
         (["x", "--json", "--timeline"], 2, "not allowed"),
         (["x", "--max-new-tokens", "few"], 2, "invalid int"),
@@ -77,6 +78,12 @@ async def test_wrong_arguments_exit_with_2(
         assert await generate(it.address, *arguments) == code
     out, err = capsys.readouterr()
     assert (out, word in err, "Traceback" in err) == ("", True, False)
+
+
+async def test_a_timeout_says_which_pool_has_no_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    async with door(Bench(1, 0)) as it:
+        assert await generate(it.address, "x", "--timeout", "0.5") == 1
+    assert "no whole answer within 0.5 s: no decode worker is ready" in capsys.readouterr().err
 
 
 async def test_a_failure_is_one_sentence_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ class ByteTokenizer:
 
     eos_ids = frozenset({EOS})
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, enough: int = 2**62) -> list[int]:
         return list(text.encode())
 
     def encode_chat(
@@ -40,6 +40,7 @@ class ByteTokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] = MappingProxyType({}),
+        enough: int = 2**62,
     ) -> ChatPrompt:
         """Its template reasons when the options say so, and a system message of "never" is refused."""
         if any(message["content"] == "never" for message in messages):
