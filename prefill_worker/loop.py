@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
@@ -25,8 +24,9 @@ from prefill_worker.inbox import (
 )
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
+from prefill_worker.prompts import PromptTable
 from prefill_worker.report import Reporter
-from prefill_worker.scheduler import ChunkPlan, may_start_another, plan_chunks
+from prefill_worker.scheduler import ChunkPlan, PrefillPolicy, plan_step
 from prefill_worker.waste import WasteCount
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
@@ -94,10 +94,9 @@ class PrefillLoop:
         self._reservations = reservations
         self._report = Reporter(hub)
         self._clock = clock
-        self._waiting: deque[PrefillTask] = deque()
-        self._reserving: dict[Key, ReservingPrompt] = {}
-        self._running: list[RunningPrompt] = []
-        self._leaving: dict[Key, RunningPrompt] = {}
+        self._policy = PrefillPolicy(config.chunk_tokens, engine.tile_tokens, config.ageing, config.batch_share)
+        self._prompts = PromptTable()
+        self._batch_credit = 0.0
         self._stopping = False
         self._draining = False
         self._step_s = 0.0
@@ -105,30 +104,30 @@ class PrefillLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self.turn(wait_s=0.0 if self._running or self._absorber.has_work else _IDLE_WAIT_S)
+            self.turn(wait_s=0.0 if self._prompts.running or self._absorber.has_work else _IDLE_WAIT_S)
 
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._receive(wait_s)
         self._drop_hopeless()
         self._start_waiting()
-        remaining, stops = [p.num_remaining for p in self._running], [p.num_to_stop for p in self._running]
-        plans = plan_chunks(remaining, self._config.chunk_tokens, stops)
-        if plans:
-            self._step(plans)
+        plan = plan_step(self._prompts.works(), self._policy, self._batch_credit)
+        self._batch_credit = plan.batch_credit
+        if plan.chunks:
+            self._step(plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
             self._absorber.step()
             self._memory.publish()
-        elif self._is_idle:
+        elif self._prompts.is_empty:
             self._check_pools()
 
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""
         return pb.WorkerLoad(
-            queue=len(self._waiting) + len(self._reserving),
-            queue_tokens=sum(t.num_tokens for t in list(self._waiting)) + sum(p.num_remaining for p in list(self._running)),
-            running=len(self._running) + len(self._leaving),
+            queue=len(self._prompts.waiting) + len(self._prompts.reserving),
+            queue_tokens=self._prompts.num_queued_tokens,
+            running=len(self._prompts.running) + len(self._prompts.leaving),
             kv_blocks_used=self._memory.num_blocks_held,
             kv_blocks_total=self._engine.blocks.size,
             state_slots_used=self._engine.slots.num_used,
@@ -159,37 +158,35 @@ class PrefillLoop:
                     self.waste.dropped(key)
                     self._drop(lambda task, key=key: task.key == key)  # type: ignore[misc]
                 case AskTask(key, router_id):
-                    self._report.standing(router_id, *key, known=self._knows(key))
+                    self._report.standing(router_id, *key, known=self._prompts.knows(key))
                 case RouterGone(router_id):
                     self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
                 case Drain():
                     self._draining = True
                     self._absorber.clear()
-                    self._hand_over({task.key for task in self._waiting})
+                    self._hand_over({prompt.task.key for prompt in self._prompts.waiting})
                 case HandOver():
-                    self._hand_over({task.key for task in self._held()})
+                    self._hand_over({task.key for task in self._prompts.tasks()})
                 case Stop():
                     self._stopping = True
 
     def _accept(self, task: PrefillTask) -> None:
         blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
-        if self._knows(task.key):
+        if self._prompts.knows(task.key):
             logger.warning("request %s attempt %d was placed here twice; the second is ignored", *task.key)
         elif self._draining:
             self._report.failed(task, _LEAVING)
-        elif len(self._waiting) >= self._config.max_queue:
-            self._report.failed(
-                task, Overloaded(f"{len(self._waiting)} prompts wait at this prefill worker", retry_after_s=1.0)
-            )
+        elif (num_waiting := len(self._prompts.waiting)) >= self._config.max_queue:
+            self._report.failed(task, Overloaded(f"{num_waiting} prompts wait at this prefill worker", retry_after_s=1.0))
         elif blocks_needed > self._engine.blocks.size:
             self._report.failed(
                 task, NoRoom(f"the prompt needs {blocks_needed} KV blocks, this worker has {self._engine.blocks.size}")
             )
         else:
-            self._waiting.append(task)
+            self._prompts.wait(task)
 
     def _reservation_ended(self, key: Key, outcome: LeaseGrant | TandemError) -> None:
-        reserving = self._reserving.pop(key)
+        reserving = self._prompts.reserving.pop(key)
         if isinstance(outcome, TandemError):
             self._memory.free(reserving.memory)
             if not reserving.cancelled:
@@ -198,9 +195,10 @@ class PrefillLoop:
             self._memory.free(reserving.memory)
             self._reservations.release(outcome, "cancelled")
         else:
-            self._begin_handoff(reserving.task, reserving.memory, outcome)
+            self._begin_handoff(reserving, outcome)
 
-    def _begin_handoff(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant) -> None:
+    def _begin_handoff(self, reserving: ReservingPrompt, grant: LeaseGrant) -> None:
+        task, memory = reserving.task, reserving.memory
         try:
             handoff = self._handoffs.begin(task, grant, memory)
         except HandoffError as error:  # nothing was written under this grant
@@ -208,24 +206,24 @@ class PrefillLoop:
             self._reservations.release(grant, str(error))
             self._report.failed(task, error)
         else:
-            self._begin(task, memory, grant, handoff)
+            self._begin(task, memory, reserving.came_at, grant, handoff)
 
     def _handoff_ended(self, key: Key, outcome: HandoffResult | TandemError) -> None:
-        prompt = self._leaving.get(key)
+        prompt = self._prompts.leaving.get(key)
         if prompt is None:
             return
         if isinstance(outcome, TandemError):
             self._report.failed(prompt.task, outcome)
             self._abort(prompt, str(outcome))
         else:
-            del self._leaving[key]
+            del self._prompts.leaving[key]
             self._memory.free(prompt.memory)
             self._report.handed_off(prompt.task, outcome)
             if prompt.grant is not None:
                 self._reservations.release(prompt.grant, "handed off", record_sent=True)
 
     def _memory_quiet(self, key: Key) -> None:
-        prompt = self._leaving.pop(key, None)
+        prompt = self._prompts.leaving.pop(key, None)
         if prompt is None:  # the record had already been sent when the abort came
             return
         self._memory.free(prompt.memory)
@@ -234,33 +232,28 @@ class PrefillLoop:
 
     def _drop(self, unwanted: Callable[[PrefillTask], bool]) -> None:
         """Nobody waits for these any more, at whatever point of their life they are."""
-        self._waiting = deque(task for task in self._waiting if not unwanted(task))
-        for reserving in self._reserving.values():
+        self._prompts.drop_waiting(unwanted)
+        for reserving in self._prompts.reserving.values():
             reserving.cancelled |= unwanted(reserving.task)
-        for prompt in [p for p in self._running if unwanted(p.task)]:
-            self._running.remove(prompt)
+        for prompt in [p for p in self._prompts.running if unwanted(p.task)]:
+            self._prompts.running.remove(prompt)
             self._leave_aborted(prompt, "cancelled")
-        for prompt in [p for p in self._leaving.values() if unwanted(p.task)]:
+        for prompt in [p for p in self._prompts.leaving.values() if unwanted(p.task)]:
             self._abort(prompt, "cancelled")
-
-    def _held(self) -> list[PrefillTask]:
-        """Whatever is here, at whatever point of its life."""
-        begun = [prompt.task for prompt in (*self._running, *self._leaving.values())]
-        return [*self._waiting, *(reserving.task for reserving in self._reserving.values()), *begun]
 
     def _hand_over(self, keys: Set[Key]) -> None:
         """These are given up here; their routers place them again."""
-        for task in self._held():
+        for task in self._prompts.tasks():
             if task.key in keys:
                 self._report.failed(task, _LEAVING)
         self._drop(lambda task: task.key in keys)
 
     def _drop_hopeless(self) -> None:
         """A prompt whose hand-off has failed already is not computed to its end."""
-        for prompt in [p for p in self._running if p.handoff is not None and p.handoff.failure is not None]:
+        for prompt in [p for p in self._prompts.running if p.handoff is not None and p.handoff.failure is not None]:
             assert prompt.handoff is not None
             assert prompt.handoff.failure is not None
-            self._running.remove(prompt)
+            self._prompts.running.remove(prompt)
             self._report.failed(prompt.task, prompt.handoff.failure)
             self._leave_aborted(prompt, str(prompt.handoff.failure))
 
@@ -268,36 +261,32 @@ class PrefillLoop:
 
     def _start_waiting(self) -> None:
         """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
-        started = sum(p.num_remaining for p in self._running) + sum(r.num_remaining for r in self._fresh_reservations())
-        while self._waiting and may_start_another(started, self._config.chunk_tokens):
-            task = self._waiting[0]
+        while (waiting := self._prompts.next_to_begin(self._policy, self._clock.now() - _QUICK_ANSWER_S)) is not None:
+            task = waiting.task
             memory = self._memory.take(task)
             if memory is None and self._absorber.give_way():
                 memory = self._memory.take(task)
             if memory is None:
                 return
-            self._waiting.popleft()
-            started += task.num_tokens - memory.num_cached
+            self._prompts.waiting.remove(waiting)
             if task.needs_handoff:
-                self._reserving[task.key] = ReservingPrompt(task, memory, self._clock.now())
+                self._prompts.reserving[task.key] = ReservingPrompt(task, memory, self._clock.now(), waiting.came_at)
                 self._reservations.reserve(task)
             else:
-                self._begin(task, memory, None, None)
+                self._begin(task, memory, waiting.came_at, None, None)
 
-    def _fresh_reservations(self) -> list[ReservingPrompt]:
-        """Those that may begin at any moment. One whose decode worker is full, or does not answer, must not keep others from
-        theirs."""
-        since_s = self._clock.now() - _QUICK_ANSWER_S
-        return [reserving for reserving in self._reserving.values() if reserving.asked_s >= since_s]
-
-    def _begin(self, task: PrefillTask, memory: LocalMemory, grant: LeaseGrant | None, handoff: Handoff | None) -> None:
+    def _begin(
+        self, task: PrefillTask, memory: LocalMemory, came_at: int, grant: LeaseGrant | None, handoff: Handoff | None
+    ) -> None:
         self._holdings.note(memory, f"lease {grant.lease_id} of {grant.peer_id} granted" if grant else "begun without a lease")
-        prompt = RunningPrompt(*(task, memory, grant, handoff), num_computed=memory.num_cached, tokens=task.request.tokens)
-        self._running.append(prompt)
+        prompt = RunningPrompt(
+            *(task, memory, grant, handoff, came_at), num_computed=memory.num_cached, tokens=task.request.tokens
+        )
+        self._prompts.running.append(prompt)
         self._push_complete_blocks(prompt)
 
     def _step(self, plans: Sequence[ChunkPlan]) -> None:
-        prompts = [self._running[plan.index] for plan in plans]
+        prompts = [self._prompts.running[plan.index] for plan in plans]
         started_s = self._clock.now()
         for prompt in prompts:
             if prompt.num_computed == prompt.memory.num_cached:
@@ -308,7 +297,7 @@ class PrefillLoop:
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
-                self._running.remove(prompt)
+                self._prompts.running.remove(prompt)
                 self._report.failed(prompt.task, HandoffError("prefill failed on this worker; see its log"))
                 self._leave_aborted(prompt, "prefill failed")
             return
@@ -325,8 +314,9 @@ class PrefillLoop:
         drawn = iter(first_tokens)
         for prompt, plan in zip(prompts, plans, strict=True):
             prompt.num_computed += plan.num_tokens
+            self._prompts.num_computed_tokens += plan.num_tokens
             if plan.is_last:
-                self._running.remove(prompt)
+                self._prompts.running.remove(prompt)
                 self._complete(prompt, next(drawn), compute_done_s)
             else:
                 self._push_complete_blocks(prompt)
@@ -350,7 +340,7 @@ class PrefillLoop:
             self._memory.computed(prompt.memory, prompt.num_computed)
             self._leave_aborted(prompt, "the first token ended the answer")
             return
-        self._leaving[prompt.task.key] = prompt
+        self._prompts.leaving[prompt.task.key] = prompt
         prompt.handoff.finish(
             num_positions=len(prompt.tokens),
             first_token=drawn.token,
@@ -364,7 +354,7 @@ class PrefillLoop:
         if prompt.handoff is None:
             self._memory.free(prompt.memory)
             return
-        self._leaving[prompt.task.key] = prompt
+        self._prompts.leaving[prompt.task.key] = prompt
         self._abort(prompt, reason)
 
     def _abort(self, prompt: RunningPrompt, reason: str) -> None:
@@ -375,14 +365,6 @@ class PrefillLoop:
         self._holdings.note(prompt.memory, f"aborted ({reason})")
         logger.debug("hand-off of %s aborted: %s", prompt.task.request.request_id, reason)
         prompt.handoff.abort(lambda: self.inbox.put(MemoryQuiet(prompt.task.key)))
-
-    def _knows(self, key: Key) -> bool:
-        computing = [t.key for t in self._waiting] + [p.task.key for p in self._running]
-        return key in self._reserving or key in self._leaving or key in computing
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._waiting or self._reserving or self._running or self._leaving)
 
     def pool_mismatches(self) -> list[str]:
         """What is not free although nothing is held. Means something between two turns of an idle loop only."""

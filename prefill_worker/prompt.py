@@ -2,8 +2,8 @@
 
 ::
 
-    PrefillTask ──local memory──▶ ReservingPrompt ──lease granted──▶ RunningPrompt ──last chunk──▶ (hand-off) ──▶ freed
-        waits                       decode worker asked                 computed in chunks           state leaves
+    PrefillTask ─▶ WaitingPrompt ──local memory──▶ ReservingPrompt ──lease granted──▶ RunningPrompt ──last chunk──▶ hand-off
+     from a router  holds nothing                   decode worker asked                computed in chunks   state leaves, freed
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.cache.prefix import Holding
-from tandem.request import Request, TokenLogprobs
+from tandem.request import Request, ServiceClass, TokenLogprobs
 from transfer.handoff import Handoff, LeaseGrant
 
-__all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt"]
+__all__ = ["Key", "LocalMemory", "PrefillTask", "ReservingPrompt", "RunningPrompt", "WaitingPrompt"]
 
 Key = tuple[str, int]
 
@@ -36,6 +36,10 @@ class PrefillTask:
     @property
     def num_tokens(self) -> int:
         return len(self.request.tokens)
+
+    @property
+    def is_interactive(self) -> bool:
+        return self.request.service_class is ServiceClass.INTERACTIVE
 
     @property
     def needs_handoff(self) -> bool:
@@ -60,6 +64,24 @@ class LocalMemory:
         return self.holding.block_ids
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingPrompt:
+    """came_at: how many tokens the worker had computed, for all prompts, when this one came."""
+
+    task: PrefillTask
+    came_at: int
+    num_computed: int = 0
+
+    @property
+    def num_remaining(self) -> int:
+        """At most: what the caches hold of it shows only when it takes memory."""
+        return self.task.num_tokens
+
+    @property
+    def num_to_stop(self) -> int:
+        return self.num_remaining
+
+
 @dataclass(slots=True)
 class ReservingPrompt:
     """Local memory is held, the decode worker has been asked. `cancelled`: free everything when it answers."""
@@ -67,11 +89,20 @@ class ReservingPrompt:
     task: PrefillTask
     memory: LocalMemory
     asked_s: float
+    came_at: int = 0
     cancelled: bool = False
+
+    @property
+    def num_computed(self) -> int:
+        return self.memory.num_cached
 
     @property
     def num_remaining(self) -> int:
         return self.task.num_tokens - self.memory.num_cached
+
+    @property
+    def num_to_stop(self) -> int:
+        return self.num_remaining
 
 
 @dataclass(slots=True)
@@ -87,6 +118,7 @@ class RunningPrompt:
     memory: LocalMemory
     grant: LeaseGrant | None
     handoff: Handoff | None
+    came_at: int = 0
     started_s: float = 0.0
     num_computed: int = 0
     num_pushed_blocks: int = 0

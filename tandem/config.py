@@ -78,6 +78,8 @@ class CacheConfig:
 class PrefillConfig:
     """chunk_tokens: most prompt tokens that one step computes, over all prompts in it.
     max_queue: prompts that may wait in one worker; more are refused with Overloaded.
+    ageing: how much of what a worker computes meanwhile counts for a prompt that waits, against shorter ones.
+    batch_share: of the tokens that requests of class batch get at least while interactive ones have work.
     reserve_patience_s: how long a full decode worker is asked again before the router may choose another.
     checkpoint_every_tokens: distance of the states kept along a prompt; longer prompts take a multiple of it.
     checkpoint_ends: keep states also at the ends of prompts and where prompts part, wherever that is. Off, every answer is
@@ -88,6 +90,8 @@ class PrefillConfig:
 
     chunk_tokens: int = 512
     max_queue: int = 1024
+    ageing: float = 0.5
+    batch_share: float = 0.1
     reserve_patience_s: float = 10.0
     checkpoint_every_tokens: int = 512
     checkpoint_ends: bool = True

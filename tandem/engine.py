@@ -64,6 +64,11 @@ class Engine:
     def block_size_tokens(self) -> int:
         return self.memory.specs.block_size_tokens
 
+    @property
+    def tile_tokens(self) -> int:
+        """Chunks that end at multiples of it keep a prompt's numbers those of the uncut one."""
+        return self.loaded.model.tile_tokens
+
     def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
         """One step over `chunks`. Returns the hidden states after the final norm, `[T, D]`.
 

@@ -36,6 +36,7 @@ class FakeEngine:
         self.blocks = IndexPool(num_blocks, "KV blocks")
         self.slots = IndexPool(num_slots, "state slots")
         self.block_size_tokens = SPECS.block_size_tokens
+        self.tile_tokens = 1
         self.steps: list[list[SequenceChunk]] = []
         self.fail_next = False
         self.spoilt_rows: set[int] = set()

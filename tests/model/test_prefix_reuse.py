@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import LocalMemory, PrefillTask, RunningPrompt
-from prefill_worker.scheduler import plan_chunks
+from prefill_worker.scheduler import PrefillPolicy, Work, plan_step
 from tandem.cache.budget import PoolSizes
 from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
@@ -46,7 +46,8 @@ def last_logits(engine: Engine, memory: PromptMemory, tokens: Sequence[int], chu
     prompt = RunningPrompt(task, taken, None, None, num_computed=taken.num_cached, tokens=request.tokens)
     hidden = torch.empty(0)
     while prompt.num_remaining:
-        [plan] = plan_chunks([prompt.num_remaining], chunk_tokens, [prompt.num_to_stop])
+        work = Work(prompt.num_computed, prompt.num_remaining, prompt.num_to_stop)
+        [plan] = plan_step([work], PrefillPolicy(chunk_tokens)).chunks
         new = prompt.tokens[prompt.num_computed : prompt.num_computed + plan.num_tokens]
         hidden = engine.forward([SequenceChunk(new, prompt.num_computed, taken.block_ids, taken.slot)])
         prompt.num_computed += plan.num_tokens

@@ -161,7 +161,7 @@ def test_a_first_token_that_stops_releases_the_lease(bench: Bench) -> None:
 
 
 def test_several_prompts_share_a_step(bench: Bench) -> None:
-    tasks = [bench.place("a", 3), bench.place("b", 3), bench.place("c", 9)]
+    tasks = [bench.place("a", 3), bench.place("c", 9), bench.place("b", 3)]
     bench.turn()
     for task in tasks:
         bench.grant(task)
@@ -172,7 +172,7 @@ def test_several_prompts_share_a_step(bench: Bench) -> None:
 @pytest.mark.parametrize("when", ["waiting", "reserving", "running", "leaving"])
 @pytest.mark.parametrize("message", ["cancel", "router gone"])
 def test_a_cancelled_prompt_gives_everything_back(bench: Bench, when: str, message: str) -> None:
-    blocker = bench.place("blocker", 100)
+    blocker = bench.place("blocker", 16)
     bench.turn()
     task = bench.place("a", 20)
     if when == "waiting":
@@ -218,7 +218,7 @@ def test_only_the_chunk_that_runs_when_the_cancel_comes_is_wasted(bench: Bench) 
 
 
 def test_a_decode_worker_that_does_not_answer_does_not_hold_up_the_prompts_of_others(bench: Bench) -> None:
-    stuck, other = bench.place("stuck", 32), bench.place("other", 4)
+    stuck, other = bench.place("stuck", 32), bench.place("other", 40)
     bench.turn()
     assert bench.reserved == [stuck]
     bench.clock.advance(1.0)
@@ -227,7 +227,7 @@ def test_a_decode_worker_that_does_not_answer_does_not_hold_up_the_prompts_of_ot
 
 
 def test_a_draining_worker_finishes_what_has_memory_and_gives_the_rest_back_at_once(bench: Bench) -> None:
-    computing, waiting = bench.place("computing", 100), bench.place("waiting", 20)
+    computing, waiting = bench.place("computing", 16), bench.place("waiting", 20)
     bench.turn()
     bench.grant(computing)
     bench.loop.inbox.put(Drain())

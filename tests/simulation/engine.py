@@ -65,6 +65,7 @@ class DigestEngine:
         self.blocks = IndexPool(num_blocks, "KV blocks")
         self.slots = IndexPool(num_slots, "state slots")
         self.block_size_tokens = BLOCK
+        self.tile_tokens = 1
         self.device = "cpu"
         self.fail_next = False
         self.between: Callable[[], None] = lambda: None
