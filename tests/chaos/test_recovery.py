@@ -10,6 +10,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 
@@ -28,6 +29,7 @@ from tests.chaos.load import ask
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LONG = 500
+LONGEST = 900
 DRAIN_S = 4.0
 PROMPTS = tuple(f"Chapter {number}. Once upon a time" for number in range(1, 65))
 
@@ -60,9 +62,14 @@ def long_answer(sampling: SamplingParams) -> tuple[str, tuple[int, ...]]:
 
 
 @cache
-def long_cases(count: int, num_tokens: int) -> tuple[Case, ...]:
+def longest_cases() -> tuple[Case, ...]:
+    return tuple(islice(clear_cases(long_requests(LONGEST)), 6))
+
+
+def long_cases(count: int, num_tokens: int) -> list[Case]:
     """Greedy requests with answers of so many tokens."""
-    return tuple(islice(clear_cases(long_requests(num_tokens)), count))
+    stop = StopRules(num_tokens)
+    return [Case(replace(case.request, stop=stop), case.expected[:num_tokens]) for case in longest_cases()[:count]]
 
 
 async def tandem_generate(cluster: UpCluster, *words: str) -> Process:
@@ -120,7 +127,7 @@ async def test_a_sampled_answer_is_the_same_though_its_decode_worker_is_killed(c
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_asked_to_end_takes_nothing_new_and_ends_with_no_stream_broken(cluster: UpCluster, role: str) -> None:
-    cases = long_cases(6, 900)
+    cases = long_cases(6, LONGEST)
     running = [asyncio.create_task(ask(cluster.stub, case)) for case in cases]
     await busy_worker(cluster, "decode")
     victim = next(worker for worker in await cluster.workers(role) if worker.state == "ready")
@@ -137,7 +144,7 @@ async def test_a_worker_asked_to_end_takes_nothing_new_and_ends_with_no_stream_b
 
 
 async def test_a_second_signal_ends_a_worker_at_once_and_its_streams_go_on(cluster: UpCluster) -> None:
-    running = [asyncio.create_task(ask(cluster.stub, case)) for case in long_cases(6, 900)]
+    running = [asyncio.create_task(ask(cluster.stub, case)) for case in long_cases(6, LONGEST)]
     victim = await busy_worker(cluster, "decode")
     os.kill(victim.pid, signal.SIGTERM)
     await asyncio.sleep(0.3)
@@ -149,7 +156,7 @@ async def test_a_second_signal_ends_a_worker_at_once_and_its_streams_go_on(clust
 
 async def test_a_killed_router_is_started_again_and_workers_live_on(cluster: UpCluster) -> None:
     before = {worker.id: worker.pid for worker in await cluster.workers()}
-    cases, short = long_cases(6, 900), long_cases(2, 60)
+    cases, short = long_cases(6, LONGEST), long_cases(2, 60)
     running = [asyncio.create_task(ask(cluster.stub, case)) for case in cases]
     await busy_worker(cluster, "decode")
     router = cluster.router_pid()
@@ -175,7 +182,7 @@ async def test_a_router_asked_to_end_finishes_its_streams_first(cluster: UpClust
 
 
 async def test_a_second_signal_ends_the_router_at_once(cluster: UpCluster) -> None:
-    running = [asyncio.create_task(ask(cluster.stub, case)) for case in long_cases(6, 900)]
+    running = [asyncio.create_task(ask(cluster.stub, case)) for case in long_cases(6, LONGEST)]
     await busy_worker(cluster, "decode")
     router = cluster.router_pid()
     os.kill(router, signal.SIGTERM)

@@ -107,7 +107,12 @@ async def test_ctrl_c_cancels_the_request_and_exits_with_130() -> None:
     bench = Bench(script=Script(step_s=3600))
     async with door(bench) as it:
         command = [sys.executable, "-m", "tandem.cli.main", "generate", "x", "--address", it.address]
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stderr=asyncio.subprocess.PIPE,
+            # Whatever started the tests may ignore it, as a shell does for what runs in its background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         await until(lambda: bench.pipeline.num_by_phase["decoding"])
         process.send_signal(signal.SIGINT)
         _, err = await process.communicate()
