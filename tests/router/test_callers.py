@@ -122,5 +122,5 @@ async def test_a_key_has_only_so_many_answers_under_way(callers: Callers) -> Non
         async with AsyncClient(it.address, api_key=OTHER) as other:
             with pytest.raises(TimeoutError):
                 await other.generate("x", n=5, timeout_s=0.2)
-        await until(lambda: not bench.cluster.num_running)
+        await until(lambda: not bench.cluster.num_running and not bench.pipeline.num_by_phase)
         bench.assert_nothing_is_left()

@@ -95,8 +95,8 @@ def _check_gone(cluster: Cluster, client: Client) -> None:
         return request_id.startswith(f"client-{client.number}.")
 
     for worker in cluster.site.alive("prefill"):
-        loop = worker.worker._loop
-        if any(is_its(task.request.request_id) for task in (*loop._waiting, *(prompt.task for prompt in loop._running))):
+        prompts = worker.worker._loop._prompts
+        if any(is_its(prompt.task.request.request_id) for prompt in (*prompts.waiting, *prompts.running)):
             cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
     for worker in cluster.site.alive("decode"):
         sequences = worker.worker._loop._running
@@ -163,8 +163,8 @@ def _held_by(worker: WorkerProcess) -> list[str]:
         loop, sender = worker.worker._loop, worker.worker._sender
         held += [
             f"{name}: {len(there)}"
-            for name in ("_waiting", "_reserving", "_running", "_leaving")
-            if (there := getattr(loop, name))
+            for name in ("waiting", "reserving", "running", "leaving")
+            if (there := getattr(loop._prompts, name))
         ]
         held += [f"hand-off of {o.request_id} not settled: {o.failure}" for o in sender._outgoing]
     else:

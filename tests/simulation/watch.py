@@ -86,9 +86,9 @@ class Watch:
         self._check_source(landing)
 
     def _check_source(self, landing: Landing) -> None:
-        loop = self._prefill[landing.source]._loop
+        prompts = self._prefill[landing.source]._loop._prompts
         kind, index = _place(self._prefill[landing.source]._layout, landing.source_item)
-        for prompt in (*loop._running, *loop._leaving.values()):
+        for prompt in (*prompts.running, *prompts.leaving.values()):
             if prompt.grant is not None and prompt.grant.lease_id == landing.tag:
                 if index == prompt.memory.slot if kind == "state" else index in prompt.memory.block_ids:
                     return

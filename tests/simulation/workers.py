@@ -156,7 +156,7 @@ class WorkerProcess:
         if self.role == "prefill":
             worker = PrefillWorker(self.worker_id, site.config, self.engine, agent, TRUST)  # type: ignore[arg-type]
             site.watch.prefill(worker, agent)
-            self._become(worker, worker._sender, worker._sender._pace, lambda: bool(worker._loop._running))
+            self._become(worker, worker._sender, worker._sender._pace, lambda: bool(worker._loop._prompts.running))
             service: Any = PrefillService(worker)
             descriptor = pb.DESCRIPTOR.services_by_name["PrefillWorker"]
         else:
