@@ -14,7 +14,7 @@ PROTOS := $(sort $(wildcard proto/tandem/v1/*.proto))
 protoc = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_python_out=$(1) \
 	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
 
-.PHONY: help demo test check proto clean
+.PHONY: help demo test chaos check proto clean
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,8 +29,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## start a cluster, stream an answer from it, show its state, stop it
 	@$(BIN)/python tools/demo.py
 
-test: $(INSTALLED)  ## run every test, those that start a cluster too
-	@$(BIN)/python -m pytest
+test: $(INSTALLED)  ## run every test, those that start a cluster too; not the minutes of chaos
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not chaos'
+
+chaos: $(INSTALLED)  ## kill, freeze and leave a real cluster under load for some minutes
+	@$(BIN)/python -m pytest -m chaos
 
 check: $(INSTALLED)  ## lint, format, types, import rules, generated code is current
 	@$(BIN)/ruff check .
