@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.events import AttemptKey
-from router.placement import Placement, Snapshot, WorkerView
+from router.placement import Need, Placement, Snapshot, WorkerView
 from router.prefixes import PrefixDirectory, PrefixEntry
 from router.worker import DECODE, PREFILL, WorkerHandle, WorkerLoad
+from tandem.request import ServiceClass
 
 __all__ = ["WorkerEntry", "WorkerTable"]
 
@@ -19,7 +20,7 @@ __all__ = ["WorkerEntry", "WorkerTable"]
 @dataclass(slots=True)
 class WorkerEntry:
     """draining: takes no new request. assigned_tokens: prompt tokens per attempt, without first token so far.
-    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends."""
+    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends. batch: attempts of that class here."""
 
     handle: WorkerHandle
     draining: bool = False
@@ -27,6 +28,7 @@ class WorkerEntry:
     prefixes: tuple[PrefixEntry, ...] = ()
     assigned_tokens: dict[AttemptKey, int] = field(default_factory=dict)
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
+    batch: set[AttemptKey] = field(default_factory=set)
 
     @property
     def state(self) -> str:
@@ -48,13 +50,19 @@ class WorkerEntry:
             state_slots_used=max(load.state_slots_used, len(self.assigned_blocks)),
             state_slots_total=load.state_slots_total or info.state_slots_total,
             block_size_tokens=info.model.block_size_tokens,
+            batch_tokens=sum(self.assigned_tokens.get(key, 0) for key in self.batch),
+            batch_blocks=sum(self.assigned_blocks.get(key, 0) for key in self.batch),
+            batch_slots=sum(key in self.assigned_blocks for key in self.batch),
         )
 
 
 class WorkerTable:
-    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently."""
+    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently.
 
-    def __init__(self) -> None:
+    batch_share: of each decode worker, the most that requests of class batch are given."""
+
+    def __init__(self, batch_share: float = 1.0) -> None:
+        self._batch_share = batch_share
         self._entries: dict[str, WorkerEntry] = {}
         self.prefixes = PrefixDirectory()
         self._listeners: list[Callable[[], None]] = []
@@ -108,18 +116,29 @@ class WorkerTable:
         def pool(role: str) -> tuple[WorkerView, ...]:
             return tuple(entry.view() for entry in self._entries.values() if entry.handle.info.role == role)
 
-        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes)
+        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes, self._batch_share)
+
+    @property
+    def batch_part(self) -> float:
+        """How much of the decode pool requests of class batch hold, of blocks or of slots, whichever is more. 0 … 1."""
+        views = [entry.view() for entry in self._entries.values() if entry.handle.info.role == DECODE]
+        blocks = sum(view.batch_blocks for view in views) / max(1, sum(view.kv_blocks_total for view in views))
+        slots = sum(view.batch_slots for view in views) / max(1, sum(view.state_slots_total for view in views))
+        return max(blocks, slots)
 
     def _note_prefixes(self, entry: WorkerEntry, prefixes: tuple[PrefixEntry, ...]) -> None:
         if entry.prefixes is not prefixes:
             entry.prefixes = prefixes
             self.prefixes.replace(entry.handle.info.id, prefixes)
 
-    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, max_total_tokens: int) -> None:
+    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, need: Need) -> None:
         """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
         self._entries[placement.prefill_id].assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
         entry = self._entries[placement.decode_id]
-        entry.assigned_blocks[key] = entry.view().blocks(max_total_tokens)
+        entry.assigned_blocks[key] = entry.view().blocks(need.max_total_tokens)
+        if need.service_class is ServiceClass.BATCH:
+            self._entries[placement.prefill_id].batch.add(key)
+            entry.batch.add(key)
 
     def prefill_done(self, key: AttemptKey) -> None:
         for entry in self._entries.values():
@@ -129,5 +148,7 @@ class WorkerTable:
         """The attempt holds nothing any more. Harmless when it is not assigned."""
         self.prefill_done(key)
         freed = [entry.assigned_blocks.pop(key, None) for entry in self._entries.values()]
+        for entry in self._entries.values():
+            entry.batch.discard(key)
         if any(blocks is not None for blocks in freed):
             self.changed()
