@@ -144,15 +144,10 @@ class DecodeLoop:
             self._running = []
             return
         self._step_s = self._clock.now() - started_s
-        self._measure_step()
-        self._settle(outcomes)
-
-    def _measure_step(self) -> None:
         size = len(self._running)
         self.measures.observe("decode_step_seconds", self._step_s, ALL, concurrency_bucket(size), ALL)
         self.measures.observe("decode_batch_size", size)
-        for service_class, count in Counter(s.lease.request.service_class.value for s in self._running).items():
-            self.measures.add("decode_tokens", count, service_class)
+        self._settle(outcomes)
 
     def _compute(self, running: Sequence[RunningSequence]) -> list[Drawn | TandemError]:
         """The next token of each sequence, or why it cannot have one."""
@@ -183,6 +178,8 @@ class DecodeLoop:
             if reason := sequence.advance(drawn):
                 finished[sequence.lease.id] = reason
                 self._leases.release(sequence.lease.id, sequence.lease.epoch)
+        for service_class, count in Counter(s.lease.request.service_class.value for s in advanced).items():
+            self.measures.add("decode_tokens", count, service_class)
         self._report.step(advanced, finished)
         self._running = [sequence for sequence in advanced if sequence.lease.id not in finished]
 
