@@ -274,7 +274,7 @@ class PrefillSim:
         else:
             load.ClearField("prefixes")
         self.handle.load = load_of(load, self.handle.load)
-        self._table.changed()
+        self._table.changed(self.handle.info.id)
         self._turn()
 
     def _complete(self, begun: _Begun) -> None:

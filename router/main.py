@@ -55,7 +55,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     table, measures = WorkerTable(config.batch_share), Measures()
 
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
-        return GrpcWorkerHandle(info, router_id, trust, table.changed, measures=measures)
+        return GrpcWorkerHandle(info, router_id, trust, lambda: table.changed(info.id), measures=measures)
 
     fleet = Fleet(table, connect, Tokenizer.load)
     callers = Callers.load(config.api_keys_file)

@@ -20,7 +20,8 @@ __all__ = ["WorkerEntry", "WorkerTable"]
 @dataclass(slots=True)
 class WorkerEntry:
     """draining: takes no new request. assigned_tokens: prompt tokens per attempt, without first token so far.
-    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends. batch: attempts of that class here."""
+    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends. batch: attempts of that class here.
+    room: ready, blocks and slots used, when the listeners were told last."""
 
     handle: WorkerHandle
     draining: bool = False
@@ -29,6 +30,7 @@ class WorkerEntry:
     assigned_tokens: dict[AttemptKey, int] = field(default_factory=dict)
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
     batch: set[AttemptKey] = field(default_factory=set)
+    room: tuple[bool, int, int] = (False, 0, 0)
 
     @property
     def state(self) -> str:
@@ -82,12 +84,20 @@ class WorkerTable:
     def listen(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def changed(self) -> None:
-        for entry in self._entries.values():
+    def changed(self, worker_id: str | None = None) -> None:
+        """Of one worker, which may have left, or of any. Workers speak at every step; the listeners are told when one's readiness
+        or room is another: nothing else lets a request be placed that could not be before."""
+        one = self._entries.get(worker_id) if worker_id is not None else None
+        entries = self.entries if worker_id is None else (one,) if one else ()
+        before = [entry.room for entry in entries]
+        for entry in entries:
             entry.seen = entry.seen or entry.handle.load is not None
             self._note_prefixes(entry, entry.handle.load.prefixes if entry.handle.load else ())
-        for listener in self._listeners:
-            listener()
+            view = entry.view()
+            entry.room = (view.ready, view.kv_blocks_used, view.state_slots_used)
+        if worker_id is None or before != [entry.room for entry in entries]:
+            for listener in self._listeners:
+                listener()
 
     def add(self, handle: WorkerHandle, draining: bool = False) -> None:
         self._entries[handle.info.id] = WorkerEntry(handle, draining)

@@ -440,7 +440,7 @@ def test_steps_tokens_and_hand_offs_are_measured(bench: Bench) -> None:
     bench.turn(3)
     bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
     bench.turn()
-    measured = {key: series for key, series in bench.loop.measures.series().items()}
+    measured = bench.loop.measures.series()
     assert measured["prefill_tokens", ("interactive",)].total == 18
     assert sum(measured["prefill_step_seconds", ("all", "1", "all")].counts) == 3
     assert measured["transfer_bytes", ("kv",)].total == RESULT.kv_bytes
