@@ -85,8 +85,8 @@ class WorkerTable:
         self._listeners.append(listener)
 
     def changed(self, worker_id: str | None = None) -> None:
-        """Of one worker, which may have left, or of any. Workers speak at every step; the listeners are told when one's readiness
-        or room is another: nothing else lets a request be placed that could not be before."""
+        """Of one worker, which may have left, or of any. Workers speak at every step; the listeners are told when one's
+        readiness or room is another: nothing else lets a request be placed that could not be before."""
         one = self._entries.get(worker_id) if worker_id is not None else None
         entries = self.entries if worker_id is None else (one,) if one else ()
         before = [entry.room for entry in entries]

@@ -1,4 +1,4 @@
-"""Who is told when: a router hears thousands of messages a second, and looks at its queue only when that may change something."""
+"""Who is told when: a router hears thousands of messages a second, and looks at its queue when that may change something."""
 
 from dataclasses import replace
 
