@@ -131,7 +131,7 @@ def main() -> int:
     longest = max(args.prompt + _ANSWER, _STREAM_PROMPT + args.stream_tokens)
     config = WorkerConfig(
         model=ModelSource(str(bench_checkpoint()), max_context_tokens=longest),
-        cache=CacheConfig(budget_bytes=1 << 30, max_sequences=16, prefix_gib=0.0),
+        cache=CacheConfig(budget_bytes=1 << 30, max_sequences=64, prefix_gib=0.0),
         prefill=PrefillConfig(chunk_tokens=512),
         threads=1,
     )
