@@ -9,7 +9,6 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tandem.session import HEARTBEAT_S
 from tandem.v1 import inference_pb2 as pb
 from tests.local_cluster import LocalCluster, local_cluster, until
 
@@ -107,13 +106,12 @@ async def test_what_workers_measure_is_told_to_the_router(cluster: LocalCluster)
     def total(name: str) -> float:
         return sum(series.total for (family, _), series in cluster.measures.series().items() if family == name)
 
-    await asyncio.sleep(2 * HEARTBEAT_S)  # what others did is told
     names = ("prefill_tokens", "prefix_cache_hit_tokens", "decode_tokens", "transfer_bytes", "requests")
     before = {name: total(name) for name in names}
     prompt = list(range(40, 80))
     message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=6, ignore_eos=True)
     await native(cluster, message)
-    await until(lambda: total("decode_tokens") == before["decode_tokens"] + 5, 5.0)
+    await until(lambda: total("decode_tokens") >= before["decode_tokens"] + 5, 5.0)
     await until(lambda: total("transfer_bytes") > before["transfer_bytes"], 5.0)
     added = {name: total(name) - before[name] for name in names}
     assert added["prefill_tokens"] + added["prefix_cache_hit_tokens"] >= len(prompt)  # an answer is absorbed in idle time
