@@ -9,7 +9,7 @@ others, and a fifth of the requests are of class batch. A seed repeats a run to 
 every moment of every request.
 
 Goodput: requests that had their first token within 2 s and then a token every 50 ms at the mean. Imbalance: the busiest
-worker's time over the mean. Decision: one look of the queue at its head, with a snapshot of all workers.
+worker's time over the mean. Decision: one look of the queue at its head, with a snapshot of all workers; in processor time.
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ class Report:
 
 
 class _TimedQueue(PlacementQueue):
-    """seconds: that each decision took on this machine."""
+    """seconds: processor time of each decision."""
 
     seconds: list[float]
 
     def _settle(self, head: Any) -> bool:
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         settled = super()._settle(head)
-        self.seconds.append(time.perf_counter() - started_s)
+        self.seconds.append(time.thread_time() - started_s)
         return settled
 
 

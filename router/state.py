@@ -31,6 +31,8 @@ class WorkerEntry:
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
     batch: set[AttemptKey] = field(default_factory=set)
     room: tuple[bool, int, int] = (False, 0, 0)
+    _view: WorkerView | None = None
+    _made_of: tuple[WorkerLoad | None, bool] = (None, False)
 
     @property
     def state(self) -> str:
@@ -39,7 +41,18 @@ class WorkerEntry:
         return "draining" if self.draining or self.handle.load.leaving else "ready"
 
     def view(self) -> WorkerView:
-        """The greater of what the worker reports and what this router knows: each lags behind the other in turn."""
+        """The greater of what the worker reports and what this router knows: each lags behind the other in turn. Made anew only
+        when something of it has changed: a placement looks at every worker."""
+        made_of = (self.handle.load, self.draining)
+        if self._view is None or self._made_of[0] is not made_of[0] or self._made_of[1] is not made_of[1]:
+            self._view, self._made_of = self._make_view(), made_of
+        return self._view
+
+    def assigned(self) -> None:
+        """What is assigned here has changed."""
+        self._view = None
+
+    def _make_view(self) -> WorkerView:
         info = self.handle.info
         load = self.handle.load or WorkerLoad()
         return WorkerView(
@@ -67,6 +80,7 @@ class WorkerTable:
         self._batch_share = batch_share
         self._entries: dict[str, WorkerEntry] = {}
         self.prefixes = PrefixDirectory()
+        self._assigned: dict[AttemptKey, tuple[WorkerEntry, WorkerEntry]] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -143,22 +157,29 @@ class WorkerTable:
 
     def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, need: Need) -> None:
         """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
-        self._entries[placement.prefill_id].assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
-        entry = self._entries[placement.decode_id]
-        entry.assigned_blocks[key] = entry.view().blocks(need.max_total_tokens)
-        if need.service_class is ServiceClass.BATCH:
-            self._entries[placement.prefill_id].batch.add(key)
-            entry.batch.add(key)
+        prefill, decode = self._entries[placement.prefill_id], self._entries[placement.decode_id]
+        self._assigned[key] = (prefill, decode)
+        prefill.assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
+        decode.assigned_blocks[key] = decode.view().blocks(need.max_total_tokens)
+        for entry in (prefill, decode):
+            if need.service_class is ServiceClass.BATCH:
+                entry.batch.add(key)
+            entry.assigned()
 
     def prefill_done(self, key: AttemptKey) -> None:
-        for entry in self._entries.values():
-            entry.assigned_tokens.pop(key, None)
+        if key in self._assigned:
+            prefill, _ = self._assigned[key]
+            prefill.assigned_tokens.pop(key, None)
+            prefill.assigned()
 
     def release(self, key: AttemptKey) -> None:
         """The attempt holds nothing any more. Harmless when it is not assigned."""
+        if key not in self._assigned:
+            return
         self.prefill_done(key)
-        freed = [entry.assigned_blocks.pop(key, None) for entry in self._entries.values()]
-        for entry in self._entries.values():
+        prefill, decode = self._assigned.pop(key)
+        decode.assigned_blocks.pop(key, None)
+        for entry in (prefill, decode):
             entry.batch.discard(key)
-        if any(blocks is not None for blocks in freed):
-            self.changed()
+            entry.assigned()
+        self.changed()
