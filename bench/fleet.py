@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import json
 import random
@@ -202,8 +203,13 @@ class _Run:
 
 
 def simulate(fleet: Fleet) -> Report:
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(_simulate(fleet))
+    # The collector would walk through everything that ever happened, in the middle of a decision.
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            return runner.run(_simulate(fleet))
+    finally:
+        gc.enable()
 
 
 async def _simulate(fleet: Fleet) -> Report:

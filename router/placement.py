@@ -10,7 +10,7 @@ and the same request finds the same worker.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from router.prefixes import PrefixDirectory
@@ -140,14 +140,20 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
         if not roomy:
             return NoRoomNow(f"requests of class batch hold their {snapshot.batch_share:.0%} of the decode workers")
 
-    def tie(worker: WorkerView) -> int:
-        return zlib.crc32(f"{need.request_id}/{worker.id}".encode())
-
     hits = snapshot.prefixes.hits(need.prefix) if need.prefix is not None else {}
 
-    def work(worker: WorkerView) -> int:
-        return worker.tokens_before(need.service_class) - hits.get(worker.id, 0)
+    def work(worker: WorkerView) -> tuple[bool, int, int]:
+        tokens = worker.tokens_before(need.service_class) - hits.get(worker.id, 0)
+        return (worker.id in exclude, tokens, worker.running)
 
-    chosen_prefill = min(prefill, key=lambda w: (w.id in exclude, work(w), w.running, tie(w)))
-    chosen_decode = min(roomy, key=lambda w: (w.id in exclude, -w.headroom, tie(w)))
+    chosen_prefill = _least(prefill, work, need.request_id)
+    chosen_decode = _least(roomy, lambda worker: (worker.id in exclude, -worker.headroom), need.request_id)
     return Placement(chosen_prefill.id, chosen_decode.id, hits.get(chosen_prefill.id, 0))
+
+
+def _least(workers: Sequence[WorkerView], cost: Callable[[WorkerView], tuple[float, ...]], request_id: str) -> WorkerView:
+    """Ties by the hash of request and worker; it is made for those alone that tie."""
+    costs = [cost(worker) for worker in workers]
+    least = min(costs)
+    tied = [worker for worker, its in zip(workers, costs, strict=True) if its == least]
+    return tied[0] if len(tied) == 1 else min(tied, key=lambda worker: zlib.crc32(f"{request_id}/{worker.id}".encode()))
