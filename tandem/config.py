@@ -30,10 +30,12 @@ __all__ = [
     "TransferConfig",
     "TrustConfig",
     "WorkerConfig",
+    "beyond_loopback",
     "cache_home",
     "dump",
     "load",
     "load_file",
+    "on_node",
     "ray_address",
     "transfer_of",
 ]
@@ -151,7 +153,8 @@ class TrustConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
-    the system). threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
+    the system), and what it tells others; empty: the address of its node, which a cluster of several hosts needs.
+    threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
     drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others."""
 
     model: ModelSource = field(default_factory=ModelSource)
@@ -210,6 +213,17 @@ def transfer_of(worker: WorkerConfig) -> TransferConfig:
     if worker.transfer.net_devices or not _is_loopback(worker.host):
         return worker.transfer
     return dataclasses.replace(worker.transfer, net_devices="lo")
+
+
+def on_node(worker: WorkerConfig, node_address: str) -> WorkerConfig:
+    """The settings of a worker that runs on the node with that address."""
+    return worker if worker.host else dataclasses.replace(worker, host=node_address)
+
+
+def beyond_loopback(worker: WorkerConfig) -> WorkerConfig:
+    """The settings for nodes that others started: each worker is where its node is. An address that is no loopback one was
+    chosen by the operator, and stays."""
+    return dataclasses.replace(worker, host="") if _is_loopback(worker.host) else worker
 
 
 def _is_loopback(host: str) -> bool:
