@@ -20,12 +20,12 @@ from router.membership import follow
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.state import WorkerTable
+from router.tokenizers import tokenizer_loader
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.metrics import POOLS, Load, exposition
 from tandem.rpc import bind
-from tandem.tokenizer import Tokenizer
 from tandem.trust import Certificates, Trust
 
 __all__ = ["Ports", "run_router", "serve"]
@@ -55,7 +55,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
         return GrpcWorkerHandle(info, router_id, trust, table.changed)
 
-    fleet = Fleet(table, connect, Tokenizer.load)
+    fleet = Fleet(table, connect, tokenizer_loader(config.model))
     pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=Callers.load(config.api_keys_file))
     reporter = HealthReporter(table)
     await reporter.start()

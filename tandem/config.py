@@ -171,7 +171,8 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """host: where clients connect. grpc_port, http_port: 0 lets the system choose.
+    """model: the checkpoint that the workers serve, as they were given it; used where the folder that they name is not on this
+    host. host: where clients connect. grpc_port, http_port: 0 lets the system choose.
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
     queue_wait_s: the longest that a request waits for a worker or for room, at each placement.
     batch_ageing_s: a batch request waits behind interactive ones that came up to so much later.
@@ -181,6 +182,7 @@ class RouterConfig:
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
     api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports."""
 
+    model: str = ""
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000

@@ -36,6 +36,7 @@ COMMANDS = {
     "router": Command("tandem.cli.router", ""),
     "head": Command("tandem.cli.head", ""),
     "node": Command("tandem.cli.node", ""),
+    "probe": Command("tandem.cli.probe", ""),
     "leave": Command("tandem.cli.leave", ""),
 }
 

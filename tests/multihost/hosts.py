@@ -1,7 +1,7 @@
 """Hosts as network namespaces. Needs root with CAP_NET_ADMIN and CAP_SYS_ADMIN, and iproute2.
 
-The namespaces are joined by a bridge that lives in the first of them: nothing of it is seen or reached from outside, and nothing of
-this machine's own network is touched.
+The namespaces are joined by a bridge that lives in the first of them: nothing of it is seen or reached from outside, and
+nothing of this machine's own network is touched.
 """
 
 from __future__ import annotations
