@@ -45,23 +45,26 @@ class Host:
     address: str
     log: Path
 
-    def command(self, *arguments: str) -> list[str]:
-        tandem = (sys.executable, "-m", "tandem.cli.main", *arguments)
-        return ["ip", "netns", "exec", self.namespace, "sh", "-c", _ENTER, "host", *tandem]
-
     def start(self, *arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+        """`tandem` with these arguments."""
+        return self.start_python("-m", "tandem.cli.main", *arguments, stdout=stdout)
+
+    def start_python(self, *arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", self.namespace, "sh", "-c", _ENTER, "host", sys.executable, *arguments]
         with self.log.open("a") as log:
-            return subprocess.Popen(
-                self.command(*arguments), cwd=ROOT, stdout=stdout or log, stderr=log, text=True, process_group=0
-            )
+            return subprocess.Popen(command, cwd=ROOT, stdout=stdout or log, stderr=log, text=True, process_group=0)
 
     def run(self, *arguments: str, timeout_s: float = 60.0) -> str:
-        """Standard output. Raises CalledProcessError, TimeoutExpired."""
-        with self.log.open("a") as log:
-            done = subprocess.run(
-                self.command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, timeout=timeout_s, check=True
-            )
-        return done.stdout
+        """Standard output of `tandem` with these arguments. Raises AssertionError: it failed, or took longer."""
+        process = self.start(*arguments, stdout=subprocess.PIPE)
+        try:
+            out, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise AssertionError(f"{arguments}: not within {timeout_s:.0f} s") from error
+        assert process.returncode == 0, f"{arguments}: exit code {process.returncode}, see {self.log}"
+        return out
 
 
 @dataclass(slots=True)
