@@ -3,7 +3,6 @@
 import http.client
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,9 +35,7 @@ class Cluster:
 
 
 @pytest.fixture(name="cluster")
-def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    for variable in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
+def _cluster() -> Iterator[Cluster]:
     with api_server() as (url, store):
         kubeconfig = {
             "apiVersion": "v1",
