@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from controller.node.place import NodePhase, Seen, find_own, phase_text
 from controller.node.probes import probe_app
-from controller.node.ray_process import RayProcess, check_address, is_reachable, node_command
+from controller.node.ray_process import RayProcess, check_address, is_reachable, node_command, token_environment
 from controller.node.watch import watch
 from router.http.server import start_http
 from tandem.cli.reaper import descendants
@@ -116,7 +116,9 @@ async def run_node(settings: NodeSettings, trust: Trust) -> None:
     """
     node = Node(settings, is_below, lambda pid: os.kill(pid, signal.SIGTERM))
     head = check_address(settings.head, "--head")
-    ray = RayProcess(node_command(settings.head, settings.host, {f"tandem_{settings.role}": 1}))
+    ray = RayProcess(
+        node_command(settings.head, settings.host, {f"tandem_{settings.role}": 1}), token_environment(trust.secret)
+    )
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

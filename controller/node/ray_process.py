@@ -6,6 +6,8 @@ answer to SIGTERM is to end the node's actors within about a second: whoever sto
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import socket
@@ -15,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.errors import ConfigError, TandemError
+from tandem.secret import Secret
 
-__all__ = ["RayProcess", "check_address", "head_command", "is_reachable", "node_command"]
+__all__ = ["RayProcess", "check_address", "head_command", "is_reachable", "node_command", "token_environment"]
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
 _STOP_S = 20.0
@@ -41,6 +44,13 @@ def node_command(head: str, host: str, resources: Mapping[str, int]) -> list[str
     return [sys.executable, "-m", "ray.scripts.scripts", "start", *place, offer, *_COMMON]
 
 
+def token_environment(secret: Secret) -> dict[str, str]:
+    """What makes Ray's processes know each other. Whoever reaches Ray's ports may run code as we do, so a cluster of ours
+    always asks for a token; it follows from the cluster secret, which cannot be found from it."""
+    token = hmac.new(secret.reveal().encode(), b"tandem: ray's token", hashlib.sha256).hexdigest()
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
 def check_address(address: str, option: str) -> tuple[str, int]:
     """Host and port. Raises ConfigError: `address` is no HOST:PORT."""
     host, _, port = address.rpartition(":")
@@ -60,14 +70,15 @@ def is_reachable(address: tuple[str, int]) -> bool:
 
 @dataclass(slots=True)
 class RayProcess:
-    """command: see `head_command`, `node_command`."""
+    """command: see `head_command`, `node_command`. environment: more variables, see `token_environment`."""
 
     command: list[str]
+    environment: Mapping[str, str]
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """In a process group of its own, so that a signal to ours does not end the workers. What it says goes to stderr."""
-        environment = {**os.environ, **_ENVIRONMENT}
+        environment = {**os.environ, **_ENVIRONMENT, **self.environment}
         environment.pop("RAY_ADDRESS", None)  # `ray start` refuses to begin a cluster where one is named
         try:
             self._process = subprocess.Popen(

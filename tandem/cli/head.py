@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from controller.node.ray_process import RayProcess, head_command, is_reachable
+from controller.node.ray_process import RayProcess, head_command, is_reachable, token_environment
 from tandem.cli.errors import EXIT_OK
 from tandem.cli.foreground import Incidents, StopRequest, pools_line
 from tandem.cli.up import check_model, cluster_config_of_file, settle_trust
@@ -70,13 +70,15 @@ def run(args: argparse.Namespace) -> int:
 def _run(config: ClusterConfig, args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     stop = StopRequest()
     stop.install()
-    ray = RayProcess(head_command(args.host, args.ray_port))
+    token = token_environment(config.trust.secret)
+    ray = RayProcess(head_command(args.host, args.ray_port), token)
     ray.start()
     try:
         if not _until_reachable(ray, (args.host, args.ray_port), stop):
             return EXIT_OK
         address = f"{args.host}:{args.ray_port}"
-        os.environ["RAY_ADDRESS"] = address  # tells the module that follows, when it is imported, that a cluster is joined
+        # Read when the module that follows is imported: a cluster is joined, with this token.
+        os.environ.update({"RAY_ADDRESS": address, **token})
         from controller.launch import start_controller
 
         cluster = start_controller(config, address, args.host, args.membership_port)

@@ -76,7 +76,13 @@ def _texts(values_json: str, name: str, **options: Any) -> dict[str, str]:
 
 
 def objects(values: Mapping[str, Any], name: str = "rel") -> list[Object]:
-    return [document for text in texts(values, name).values() for document in parse(text)]
+    """To be read only: whoever asks for the same gets the same."""
+    return _objects(json.dumps(values), name)
+
+
+@functools.cache
+def _objects(values_json: str, name: str) -> list[Object]:
+    return [document for text in _texts(values_json, name).values() for document in parse(text)]
 
 
 def by_name(found: list[Object]) -> dict[tuple[str, str], Object]:

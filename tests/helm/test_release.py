@@ -65,7 +65,7 @@ def test_install_upgrade_rollback_test_and_uninstall(cluster: Cluster) -> None:
 
     cluster.helm.rollback("rel", version=1, wait="watcher", timeout=20)
     assert {path: thing["spec"] for path, thing in cluster.owned().items() if "spec" in thing} == installed
-    assert [entry["version"] for entry in cluster.helm.history("rel")] == [1, 2, 3]
+    assert [entry["revision"] for entry in cluster.helm.history("rel")] == [1, 2, 3]
 
     cluster.written()
     cluster.helm.test("rel", timeout=20)

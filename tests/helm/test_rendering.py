@@ -1,5 +1,8 @@
 """Every set of values renders to objects that Kubernetes would take and that fit each other."""
 
+import copy
+import functools
+import json
 import re
 from typing import Any
 
@@ -49,7 +52,23 @@ def test_strict_lint_has_nothing_to_say(name: str) -> None:
 
 def test_objects_fit_the_schemas_of_kubernetes(found: list[Object]) -> None:
     for thing in found:
-        kubernetes_validate.validate(thing, KUBERNETES, strict=True)  # an unknown kind raises too
+        _validate(json.dumps(thing))
+
+
+@functools.cache
+def _validate(thing_json: str) -> None:
+    """Many are the same whatever the values. An unknown kind raises too."""
+    kubernetes_validate.validate(json.loads(thing_json), KUBERNETES, strict=True)
+
+
+def test_the_schemas_refuse_what_they_do_not_know() -> None:
+    thing = copy.deepcopy(objects(SECRET)[0])
+    thing["specs"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="specs"):
+        _validate(json.dumps(thing))
+    thing["kind"] = "Nothing"
+    with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+        _validate(json.dumps(thing))
 
 
 def test_one_object_a_file_and_no_name_twice(found: list[Object]) -> None:

@@ -99,9 +99,8 @@ def test_every_value_of_a_pool_is_among_those_tried() -> None:
 
 
 def test_the_secret_names_reach_every_pod_that_needs_them() -> None:
-    rendered = texts(merge(SECRET, {"cluster": {"existingSecret": "other", "secretKey": "a", "rayTokenKey": "b"}}))
+    rendered = texts(merge(SECRET, {"cluster": {"existingSecret": "other", "secretKey": "a"}}))
     for path in ("head-statefulset", "prefill-deployment", "decode-deployment", "router-deployment"):
         text = rendered[f"tandem/templates/{path}.yaml"]
         assert "secretName: other" in text
         assert "{key: a, path: cluster-secret}" in text
-        assert "{key: b, path: ray-token}" in text

@@ -84,10 +84,6 @@ resources:
   value: /var/cache/tandem
 - name: HF_HOME
   value: /var/cache/tandem/hub
-- name: RAY_AUTH_MODE
-  value: token
-- name: RAY_AUTH_TOKEN_PATH
-  value: /etc/tandem/cluster/ray-token
 {{- with .root.Values.model.hubTokenSecret }}
 - name: HF_TOKEN
   valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.root.Values.model.hubTokenKey }}}}
@@ -128,9 +124,7 @@ resources:
   secret:
     secretName: {{ .root.Values.cluster.existingSecret }}
     defaultMode: 0440
-    items:
-      - {key: {{ .root.Values.cluster.secretKey }}, path: cluster-secret}
-      - {key: {{ .root.Values.cluster.rayTokenKey }}, path: ray-token}
+    items: [{key: {{ .root.Values.cluster.secretKey }}, path: cluster-secret}]
 {{- with .spec.shmSize }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ . }}}

@@ -2,7 +2,7 @@
 {{- define "tandem.validate" -}}
 {{- $v := .Values -}}
 {{- if not $v.cluster.existingSecret -}}
-{{- fail "cluster.existingSecret must name a Secret with the keys cluster-secret and ray-token; make it with: kubectl create secret generic tandem-cluster --from-literal=cluster-secret=$(openssl rand -hex 32) --from-literal=ray-token=$(openssl rand -hex 32)" -}}
+{{- fail "cluster.existingSecret must name a Secret with the key cluster-secret; make it with: kubectl create secret generic tandem-cluster --from-literal=cluster-secret=$(openssl rand -hex 32)" -}}
 {{- end -}}
 {{- if eq (toString $v.image.tag) "latest" -}}
 {{- fail "image.tag must not be latest: pods of one release would run different versions; name a version or a digest" -}}
