@@ -151,8 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.store.write("apply", target, patch))  # one manager only: what it gives is all there is
         elif old is None:
             self._fail(HTTPStatus.NOT_FOUND, "NotFound")
+        elif target != path:
+            self._send(_scale_of(self.store.write("scale", target, _merged(old, patch))))
         else:
-            self._send(self.store.write("scale" if target != path else "patch", target, _merged(old, patch)))
+            self._send(self.store.write("patch", target, _merged(old, patch)))
 
     def do_DELETE(self) -> None:
         path = urlsplit(self.path).path
@@ -232,6 +234,18 @@ def _merged(old: Object, patch: Object) -> Object:
         else:
             result[key] = _merged(result.get(key) or {}, value) if isinstance(value, dict) else value
     return result
+
+
+def _scale_of(workload: Object) -> Object:
+    metadata = {key: workload["metadata"][key] for key in ("name", "uid", "resourceVersion")}
+    size = workload["spec"]["replicas"]
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": size},
+        "status": {"replicas": size},
+    }
 
 
 class _Server(ThreadingHTTPServer):

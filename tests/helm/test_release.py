@@ -93,7 +93,8 @@ def test_kubectl_scale_touches_one_pool_only(cluster: Cluster) -> None:
     connection.request(
         "PATCH", f"{DEPLOYMENTS}/rel-tandem-decode/scale", patch, {"Content-Type": "application/merge-patch+json"}
     )
-    assert connection.getresponse().status == http.client.OK
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["spec"]) == (http.client.OK, {"replicas": 4})
     connection.close()
     assert cluster.written() == {f"{DEPLOYMENTS}/rel-tandem-decode"}
     assert (cluster.replicas("prefill"), cluster.replicas("decode")) == (1, 4)
