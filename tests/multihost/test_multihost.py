@@ -1,4 +1,5 @@
-"""In the suite where network namespaces can be made (root, CAP_NET_ADMIN, iproute2); elsewhere skipped, with what is missing.
+"""In `make chaos` (the network alone: in `make test`) where network namespaces can be made (root, CAP_NET_ADMIN, iproute2);
+elsewhere skipped, with what is missing.
 
 By hand, with times: `python -m tests.multihost`.
 """
@@ -41,5 +42,6 @@ def test_hosts_reach_each_other_but_for_one_that_is_cut_off(tmp_path: Path) -> N
 @needs_namespaces
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.chaos
 def test_a_cluster_of_several_hosts_serves_and_survives_a_cut(tmp_path: Path) -> None:
     assert len(list(run_scenario(tmp_path))) == 7
