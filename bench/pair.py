@@ -9,9 +9,9 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,10 +31,13 @@ _ROUTER_ID = "bench"
 
 @dataclass(slots=True)
 class Outcome:
-    """What both workers said of one request. first_token_s: when the first token was heard of, on the monotonic clock."""
+    """What both workers said of one request. started_s, first_token_s, token_s: when the word came that it had begun, of the
+    first token, and of each later one, on the monotonic clock."""
 
     first_token: pb.FirstToken | None = None
+    started_s: float = 0.0
     first_token_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
     handoff: pb.HandoffSent | None = None
     ready: pb.SequenceReady | None = None
     tokens: tuple[int, ...] = ()
@@ -51,14 +54,29 @@ class WorkerPair:
         self._outcomes: dict[str, Outcome] = {}
         self._finished: dict[str, asyncio.Event] = {}
         self._opened = asyncio.Semaphore(0)
+        self._heard = asyncio.Event()
 
     async def generate(self, request: Request) -> Outcome:
+        return await self.start(request)[1]
+
+    def start(self, request: Request) -> tuple[Outcome, asyncio.Task[Outcome]]:
+        """The outcome fills while the request is served; the task ends with it."""
         outcome = self._outcomes[request.request_id] = Outcome()
         finished = self._finished[request.request_id] = asyncio.Event()
         task = pb.PrefillTask(request=request_to_wire(request, 1, _ROUTER_ID), decode_worker_id=self.decode.worker_id)
         self._commands.put_nowait(pb.PrefillCommand(task=task))
-        await finished.wait()
-        return outcome
+
+        async def until_finished() -> Outcome:
+            await finished.wait()
+            return outcome
+
+        return outcome, asyncio.create_task(until_finished())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Looked at after each message of a worker."""
+        while not condition():
+            self._heard.clear()
+            await self._heard.wait()
 
     async def opened(self) -> None:
         for _ in range(2):
@@ -68,6 +86,8 @@ class WorkerPair:
         async with create_internal_channel(self.prefill.address, self._trust) as channel:
             async for events in pb_grpc.PrefillWorkerStub(channel).Session(self._prefill_commands()):
                 self._opened.release()
+                for event in events.started:
+                    self._outcomes[event.request_id].started_s = time.monotonic()
                 for event in events.first_tokens:
                     self._outcomes[event.request_id].first_token = event
                     self._outcomes[event.request_id].first_token_s = time.monotonic()
@@ -77,6 +97,7 @@ class WorkerPair:
                     self._settle(event.request_id)
                 for event in events.failed:
                     self._fail(event)
+                self._heard.set()
 
     async def watch_decode(self) -> None:
         async with create_internal_channel(self.decode.address, self._trust) as channel:
@@ -87,11 +108,13 @@ class WorkerPair:
                 for event in events.tokens:
                     outcome = self._outcomes[event.request_id]
                     outcome.tokens += tuple(event.tokens)
+                    outcome.token_s += [time.monotonic()] * len(event.tokens)
                     if event.finish_reason:
                         outcome.ended = True
                         self._settle(event.request_id)
                 for event in events.failed:
                     self._fail(event)
+                self._heard.set()
 
     async def _prefill_commands(self) -> AsyncIterator[pb.PrefillCommand]:
         yield pb.PrefillCommand(hello=_ROUTER_ID)
@@ -109,11 +132,16 @@ class WorkerPair:
 
 
 @asynccontextmanager
-async def worker_pair(config: WorkerConfig, prefill_overrides: dict[str, Any] | None = None) -> AsyncIterator[WorkerPair]:
-    """Start both processes, pair them, open the sessions; stop all at the end."""
+async def worker_pair(
+    config: WorkerConfig, prefill_overrides: dict[str, Any] | None = None, cores: tuple[int, int] | None = None
+) -> AsyncIterator[WorkerPair]:
+    """Start both processes, pair them, open the sessions; stop all at the end.
+
+    cores: the prefill worker keeps to the first, the decode worker to the second.
+    """
     config = replace(config, trust=TrustConfig(Secret.make()))
-    prefill_end, prefill = _spawn("prefill", replace(config, **(prefill_overrides or {})))
-    decode_end, decode = _spawn("decode", config)
+    prefill_end, prefill = _spawn("prefill", replace(config, **(prefill_overrides or {})), cores[0] if cores else None)
+    decode_end, decode = _spawn("decode", config, cores[1] if cores else None)
     try:
         prefill_description = pb.WorkerDescription.FromString(await asyncio.to_thread(prefill_end.recv_bytes))
         decode_description = pb.WorkerDescription.FromString(await asyncio.to_thread(decode_end.recv_bytes))
@@ -140,16 +168,18 @@ async def _decode_commands() -> AsyncIterator[pb.DecodeCommand]:
     await asyncio.Event().wait()
 
 
-def _spawn(role: str, config: WorkerConfig) -> tuple[Connection, multiprocessing.process.BaseProcess]:
+def _spawn(role: str, config: WorkerConfig, core: int | None) -> tuple[Connection, multiprocessing.process.BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(role, dump(config, with_secrets=True), theirs), daemon=True)
+    process = context.Process(target=_serve, args=(role, dump(config, with_secrets=True), core, theirs), daemon=True)
     process.start()
     theirs.close()
     return ours, process
 
 
-def _serve(role: str, config_json: str, parent: Connection) -> None:
+def _serve(role: str, config_json: str, core: int | None, parent: Connection) -> None:
+    if core is not None:  # before anything starts a thread
+        os.sched_setaffinity(0, {core})
     from tandem.worker_process import prepare_process
 
     prepare_process(f"{role}-{os.getpid()}")

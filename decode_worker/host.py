@@ -11,6 +11,7 @@ from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from tandem.config import TransferConfig, WorkerConfig, transfer_of
 from tandem.engine import Engine
+from tandem.metrics import serve_metrics
 from tandem.rpc import bind, create_internal_server
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2_grpc as pb_grpc
@@ -22,9 +23,10 @@ _STOP_GRACE_S = 1.0
 
 
 class DecodeHost:
-    def __init__(self, worker: DecodeWorker, server: grpc.aio.Server) -> None:
+    def __init__(self, worker: DecodeWorker, server: grpc.aio.Server, stop_metrics: Callable[[], None]) -> None:
         self.worker = worker
         self._server = server
+        self._stop_metrics = stop_metrics
 
     @classmethod
     async def start(
@@ -40,6 +42,7 @@ class DecodeHost:
             ConfigError: the cluster secret, a certificate, the checkpoint, the memory budget or the port cannot be used.
         """
         trust = Trust.load(config.trust)
+        stop_metrics = serve_metrics(config.host, config.metrics_port)
         engine = await asyncio.to_thread(Engine.build, config, progress)
         worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)))
         server = create_internal_server(trust)
@@ -47,7 +50,7 @@ class DecodeHost:
         port = bind(server, config.host, 0, trust.certificates)
         worker.start(f"{config.host}:{port}")
         await server.start()
-        return cls(worker, server)
+        return cls(worker, server, stop_metrics)
 
     @property
     def is_alive(self) -> bool:
@@ -58,4 +61,5 @@ class DecodeHost:
 
     async def stop(self) -> None:
         await self._server.stop(_STOP_GRACE_S)
+        await asyncio.to_thread(self._stop_metrics)
         await asyncio.to_thread(self.worker.stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, Stop
@@ -11,12 +11,14 @@ from decode_worker.report import Reporter
 from decode_worker.scheduler import num_joins
 from decode_worker.sequence import RunningSequence, VerifiedSequence
 from tandem import logprobs
+from tandem.buckets import concurrency_bucket
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
 from tandem.engine import Engine, engine_grammars
 from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving, TandemError
 from tandem.mailbox import Inbox, SessionHub
+from tandem.measures import ALL, Measures
 from tandem.model.batch import SequenceChunk
 from tandem.request import Drawn, FinishReason
 from tandem.sampling import sample_each
@@ -52,6 +54,7 @@ class DecodeLoop:
         self._watch = PoolWatch(leases.history)
         self._stopping = False
         self._step_s = 0.0
+        self.measures = Measures()
 
     def run(self) -> None:
         while not self._stopping:
@@ -141,6 +144,9 @@ class DecodeLoop:
             self._running = []
             return
         self._step_s = self._clock.now() - started_s
+        size = len(self._running)
+        self.measures.observe("decode_step_seconds", self._step_s, ALL, concurrency_bucket(size), ALL)
+        self.measures.observe("decode_batch_size", size)
         self._settle(outcomes)
 
     def _compute(self, running: Sequence[RunningSequence]) -> list[Drawn | TandemError]:
@@ -172,6 +178,8 @@ class DecodeLoop:
             if reason := sequence.advance(drawn):
                 finished[sequence.lease.id] = reason
                 self._leases.release(sequence.lease.id, sequence.lease.epoch)
+        for service_class, count in Counter(s.lease.request.service_class.value for s in advanced).items():
+            self.measures.add("decode_tokens", count, service_class)
         self._report.step(advanced, finished)
         self._running = [sequence for sequence in advanced if sequence.lease.id not in finished]
 

@@ -17,7 +17,8 @@ from tandem.description import check_same_model, describe
 from tandem.engine import Engine
 from tandem.errors import HandoffError, HandoffRefused, Leaving
 from tandem.mailbox import SessionHub
-from tandem.metrics import POOLS
+from tandem.measures import Measures
+from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
 from tandem.v1 import worker_pb2 as pb
 from tandem.waiting import QUIET_S, wait_until
@@ -39,7 +40,7 @@ class DecodeWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
-        self._hide_metrics: Callable[[], None] = lambda: None
+        self._hide_metrics: Callable[[], object] = lambda: None
         self.engine = engine
         self.agent = agent
         self._ttl_s = config.decode.lease_ttl_s
@@ -77,7 +78,8 @@ class DecodeWorker:
         self.description = describe(self.worker_id, "decode", address, self.agent.transport, self.engine)
         self._receiver.start()
         self._thread.start()
-        self._hide_metrics = POOLS.add(lambda: [("decode", self.load())])
+        hide_pools, hide_measured = POOLS.add(lambda: [("decode", self.load())]), MEASURED.add(self.measures)
+        self._hide_metrics = lambda: (hide_pools(), hide_measured())
 
     async def drain(self) -> None:
         """Reserve nothing more; return when every lease has ended. After `drain_s` what is left is handed over: its routers
@@ -99,6 +101,10 @@ class DecodeWorker:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self._receiver.alive
+
+    @property
+    def measures(self) -> Measures:
+        return self._loop.measures
 
     def load(self) -> pb.WorkerLoad:
         load = self._loop.load()
@@ -170,7 +176,7 @@ class DecodeWorker:
     # ---- routers ----
 
     def session(self, commands: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[pb.DecodeEvents]:
-        return serve_session(self._hub, commands, self._command, self._router_gone, self.load)
+        return serve_session(self._hub, commands, self._command, self._router_gone, self.load, self.measures)
 
     def _command(self, router_id: str, command: pb.DecodeCommand) -> None:
         if command.HasField("cancel"):
@@ -187,5 +193,6 @@ class DecodeWorker:
 
     def _on_refused(self, lease: Lease | None, error: HandoffRefused) -> None:
         logger.warning("%s", error)
+        self.measures.add("handoffs_refused", 1, error.field)
         if lease is not None:
             self._report.failed(lease, error)

@@ -22,6 +22,7 @@ from prefill_worker.inbox import (
     RouterGone,
     Stop,
 )
+from prefill_worker.measured import PrefillMeasures
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.prompts import PromptTable
@@ -34,6 +35,7 @@ from tandem.config import PrefillConfig
 from tandem.engine import Engine, engine_grammars
 from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
+from tandem.measures import Measures
 from tandem.request import Drawn
 from tandem.v1 import worker_pb2 as pb
 from transfer.handoff import Handoff, HandoffResult, LeaseGrant
@@ -101,6 +103,8 @@ class PrefillLoop:
         self._draining = False
         self._step_s = 0.0
         self.waste = WasteCount()
+        self.measures = Measures()
+        self._measured = PrefillMeasures(self.measures)
 
     def run(self) -> None:
         while not self._stopping:
@@ -219,6 +223,7 @@ class PrefillLoop:
             del self._prompts.leaving[key]
             self._memory.free(prompt.memory)
             self._report.handed_off(prompt.task, outcome)
+            self._measured.handed_off(prompt.task, outcome, len(self._prompts.leaving) + 1)
             if prompt.grant is not None:
                 self._reservations.release(prompt.grant, "handed off", record_sent=True)
 
@@ -292,6 +297,7 @@ class PrefillLoop:
             if prompt.num_computed == prompt.memory.num_cached:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
+                self._measured.found(prompt.task, prompt.memory.num_cached)
         try:
             first_tokens = self._chunk_step.run(prompts, plans)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
@@ -302,6 +308,7 @@ class PrefillLoop:
                 self._leave_aborted(prompt, "prefill failed")
             return
         self._step_s = self._clock.now() - started_s
+        self._measured.step(self._step_s, [(prompt.task, plan.num_tokens) for prompt, plan in zip(prompts, plans, strict=True)])
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 

@@ -18,7 +18,8 @@ from tandem.description import describe
 from tandem.engine import Engine
 from tandem.errors import InvalidRequest, PeerRefused
 from tandem.mailbox import SessionHub
-from tandem.metrics import POOLS
+from tandem.measures import Measures
+from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
@@ -40,7 +41,7 @@ class PrefillWorker:
     def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent, trust: Trust) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
-        self._hide_metrics: Callable[[], None] = lambda: None
+        self._hide_metrics: Callable[[], object] = lambda: None
         self.engine = engine
         self.agent = agent
         self._clock = MonotonicClock()
@@ -70,7 +71,8 @@ class PrefillWorker:
         self.description = describe(self.worker_id, "prefill", address, self.agent.transport, self.engine)
         self._sender.start()
         self._thread.start()
-        self._hide_metrics = POOLS.add(lambda: [("prefill", self.load())])
+        hide_pools, hide_measured = POOLS.add(lambda: [("prefill", self.load())]), MEASURED.add(self.measures)
+        self._hide_metrics = lambda: (hide_pools(), hide_measured())
 
     async def drain(self) -> None:
         """Take nothing more; return when every prompt has been handed off. After `drain_s` what is left is handed over: its
@@ -98,6 +100,10 @@ class PrefillWorker:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self._sender.alive
+
+    @property
+    def measures(self) -> Measures:
+        return self._loop.measures
 
     def load(self) -> pb.WorkerLoad:
         load = self._loop.load()
@@ -152,7 +158,7 @@ class PrefillWorker:
     # ---- routers ----
 
     def session(self, commands: AsyncIterator[pb.PrefillCommand]) -> AsyncIterator[pb.PrefillEvents]:
-        return serve_session(self._hub, commands, self._command, self._router_gone, self.load)
+        return serve_session(self._hub, commands, self._command, self._router_gone, self.load, self.measures)
 
     def _command(self, router_id: str, command: pb.PrefillCommand) -> None:
         if command.HasField("task"):

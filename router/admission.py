@@ -1,8 +1,9 @@
 """The router's queue: requests that no two workers have room for yet.
 
-In order of arrival, where a batch request counts as one that arrived `batch_ageing_s` later: interactive requests pass it for
-so long, and not for ever. The head blocks the rest, so that small requests do not overtake a large one for ever. A retried
-request keeps its place in the order: it comes before what arrived after it.
+In order of arrival within a class. Interactive requests pass batch ones; a batch request that has waited `batch_ageing_s`
+longer goes first all the same, while its class holds less than `_BATCH_FLOOR` of the decode pool: so batch never starves, and a
+flood of it does not come before anybody. The head blocks the rest, so that small requests do not overtake a large one for ever.
+A retried request keeps its place in the order: it comes before what arrived after it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["PlacementQueue", "Ticket"]
 
 # The wait is estimated from a mean; a request is refused for it only when half of it would be too long already.
 _SURE_SHARE = 0.5
+_BATCH_FLOOR = 0.1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,7 +58,7 @@ class PlacementQueue:
         self._wait_s = wait_s
         self._ageing_s = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.BATCH: batch_ageing_s}
         self._sequence = itertools.count()
-        self._waiters: list[_Waiter] = []
+        self._lines: dict[ServiceClass, list[_Waiter]] = {service_class: [] for service_class in ServiceClass}
         self._blocked: NoWorker | NoRoomNow = NoRoomNow("all workers are busy")
         self._pace = QueuePace()
         self._first_tokens = FirstTokens()
@@ -74,8 +76,8 @@ class PlacementQueue:
             raise Overloaded(f"{self._max_waiting} requests wait already; try again later", self.retry_after_s())
         ticket = Ticket(now + self._ageing_s[service_class], next(self._sequence), until)
         if until is not None:
-            num_ahead = sum(waiter.ticket < ticket and not waiter.placed.done() for waiter in self._waiters)
-            self._require_in_time(ticket, prefill_tokens, now, _SURE_SHARE * self._pace.wait_s(num_ahead, now))
+            ahead = _SURE_SHARE * self._pace.wait_s(self._num_ahead(ticket, service_class), now)
+            self._require_in_time(ticket, prefill_tokens, now, ahead)
         return ticket
 
     async def place(
@@ -89,7 +91,7 @@ class PlacementQueue:
         """
         waiter = _Waiter(ticket, key, need, prefill_tokens, exclude, asyncio.get_running_loop().create_future())
         self.num_waiting += 1
-        heapq.heappush(self._waiters, waiter)
+        heapq.heappush(self._lines[need.service_class], waiter)
         self._pump()
         try:
             async with asyncio.timeout(self._wait_s) as waiting:
@@ -115,13 +117,28 @@ class PlacementQueue:
 
     def _pump(self) -> None:
         """Place from the head on until one must wait."""
-        while self._waiters:
-            head = self._waiters[0]
-            if not head.placed.done() and not self._settle(head):
+        while (line := self._next_line()) is not None:
+            if not self._settle(line[0]):
                 self._pace.waiting(_now())
                 return
-            heapq.heappop(self._waiters)
+            heapq.heappop(line)
         self._pace.empty()
+
+    def _next_line(self) -> list[_Waiter] | None:
+        """Whose head is to be placed next; None: nobody waits."""
+        for line in self._lines.values():
+            while line and line[0].placed.done():
+                heapq.heappop(line)
+        interactive, batch = self._lines[ServiceClass.INTERACTIVE], self._lines[ServiceClass.BATCH]
+        if not interactive or not batch:
+            return interactive or batch or None
+        aged = batch[0].ticket < interactive[0].ticket
+        return batch if aged and self._table.batch_part < _BATCH_FLOOR else interactive
+
+    def _num_ahead(self, ticket: Ticket, service_class: ServiceClass) -> int:
+        """Of the same class; of interactive ones too when it is batch."""
+        lines = {id(self._lines[each]): self._lines[each] for each in (ServiceClass.INTERACTIVE, service_class)}
+        return sum(waiter.ticket < ticket and not waiter.placed.done() for line in lines.values() for waiter in line)
 
     def _settle(self, head: _Waiter) -> bool:
         """Place it, or refuse it for good. False: it must wait."""
@@ -133,7 +150,7 @@ class PlacementQueue:
             return True
         decision = place(self._table.snapshot(), head.need, head.exclude)
         if isinstance(decision, Placement):
-            self._table.assign(head.key, decision, head.prefill_tokens, head.need.max_total_tokens)
+            self._table.assign(head.key, decision, head.prefill_tokens, head.need)
             self._pace.left(now)
             head.placed.set_result(decision)
         elif isinstance(decision, NeverFits):
@@ -156,9 +173,10 @@ class PlacementQueue:
 
     def _forget_cancelled(self) -> None:
         """Those that left the middle of the queue are removed once they outnumber the rest, so that a storm costs little."""
-        if len(self._waiters) > 2 * self.num_waiting + 16:
-            self._waiters = [waiter for waiter in self._waiters if not waiter.placed.done()]
-            heapq.heapify(self._waiters)
+        if sum(map(len, self._lines.values())) > 2 * self.num_waiting + 16:
+            for line in self._lines.values():
+                line[:] = [waiter for waiter in line if not waiter.placed.done()]
+                heapq.heapify(line)
 
 
 def _now() -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from router.answer import Answer
@@ -16,7 +17,7 @@ from tandem.config import RouterConfig
 from tandem.errors import HandoffError
 from tandem.request import FinishReason, Request, SamplingParams, StopRules, Timings, TokenLogprobs
 
-__all__ = ["Attempt", "AttemptEnded"]
+__all__ = ["Attempt", "AttemptEnded", "Hooks"]
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,15 @@ class AttemptEnded(HandoffError):
     def __init__(self, failure: Failed) -> None:
         super().__init__(f"{failure.kind} at {failure.worker_id}: {failure.reason}")
         self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Who wants to know. gap: (seconds, number of tokens) that came so long after those before, of an earlier attempt too.
+    handed_off: exposed seconds."""
+
+    gap: Callable[[float, int], None] = lambda seconds, num_tokens: None
+    handed_off: Callable[[float], None] = lambda seconds: None
 
 
 class Attempt:
@@ -45,6 +55,7 @@ class Attempt:
         answer: Answer,
         clock: Clock,
         config: RouterConfig,
+        hooks: Hooks = Hooks(),
     ) -> None:
         prefill, decode = workers
         self.key = (request.request_id, number)
@@ -61,6 +72,7 @@ class Attempt:
         self._answer = answer
         self._clock = clock
         self._config = config
+        self._hooks = hooks
         self._assembler: TokenAssembler[tuple[int, TokenLogprobs | None]] = TokenAssembler(len(request.generated))
         self._events: asyncio.Queue[AttemptEvent] = asyncio.Queue()
         self._ended_by_worker = False
@@ -130,17 +142,18 @@ class Attempt:
                 self.cached_tokens = min(event.cached_tokens, len(self._request.prompt))
                 self._answer.tell_prompt(event.prompt_logprobs)
                 told = (event.logprobs,) if event.logprobs else ()
-                self._deliver(Tokens(event.index, (event.token,), event.finish_reason, told))
+                self._deliver(Tokens(event.index, (event.token,), event.finish_reason, told), timings, now)
                 timings.first_token = timings.first_token or now
             case Standing():
                 if not event.known and not self.first_token_seen:
                     raise AttemptEnded(Failed(self.prefill_id, "Dropped", "it does not know the task any more", retryable=True))
             case Ready():
                 self.handoff_exposed_s = event.handoff_exposed_s
+                self._hooks.handed_off(event.handoff_exposed_s)
                 self._set_ready(timings, now)
             case Tokens():
                 self._set_ready(timings, now)
-                self._deliver(event)
+                self._deliver(event, timings, now)
             case Failed():
                 self._fail(event)
 
@@ -153,10 +166,13 @@ class Attempt:
         timings.handed_off = timings.handed_off or now
         timings.decode_started = timings.decode_started or now
 
-    def _deliver(self, event: Tokens) -> None:
+    def _deliver(self, event: Tokens, timings: Timings, now: float) -> None:
         drawn = list(zip_longest(event.tokens, event.logprobs[: len(event.tokens)]))
         tokens = self._assembler.add(event.index, drawn, event.finish_reason)
         self._ended_by_worker = self._ended_by_worker or self._assembler.finish_reason is not None
+        if tokens and timings.newest_token:
+            self._hooks.gap(now - timings.newest_token, len(tokens))
+        timings.newest_token = now if tokens else timings.newest_token
         self._answer.accept(tokens, self._assembler.finish_reason)
 
     def _fail(self, event: Failed) -> None:

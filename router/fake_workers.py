@@ -108,9 +108,10 @@ class FakeCluster:
         script: Script | None = None,
         kv_blocks: int = 64,
         slots: int = 8,
+        batch_share: float = 1.0,
     ) -> None:
         self.script = script or Script()
-        self.table = WorkerTable()
+        self.table = WorkerTable(batch_share)
         self.prefill = [self._worker(f"p{i}", PREFILL, model, kv_blocks, slots) for i in range(num_prefill)]
         self.decode = [self._worker(f"d{i}", DECODE, model, kv_blocks, slots) for i in range(num_decode)]
         self.by_id = {handle.info.id: handle for handle in (*self.prefill, *self.decode)}

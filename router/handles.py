@@ -13,12 +13,13 @@ import grpc.aio
 from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.prefixes import PrefixEntry
 from router.worker import PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
+from tandem.measures import Measures
 from tandem.request import FinishReason, Request
 from tandem.rpc import create_internal_channel
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
-from tandem.wire import logprobs_from_wire, request_to_wire
+from tandem.wire import logprobs_from_wire, request_to_wire, series_from_wire
 
 __all__ = ["GrpcWorkerHandle", "events_of", "load_of"]
 
@@ -37,17 +38,25 @@ class GrpcWorkerHandle:
     """Connects, and after a loss again, from construction until `close`. Made on the running event loop.
 
     A session that breaks, or is silent for `silence_s`, fails every attempt at the worker; the worker itself drops the attempts
-    of a session that ended. on_change: called when the load changes, or the connection.
+    of a session that ended. on_change: called when the load changes, or the connection. measures: what the worker measures is
+    added there.
     """
 
     def __init__(
-        self, info: WorkerInfo, router_id: str, trust: Trust, on_change: Callable[[], None], silence_s: float = SILENCE_S
+        self,
+        info: WorkerInfo,
+        router_id: str,
+        trust: Trust,
+        on_change: Callable[[], None],
+        silence_s: float = SILENCE_S,
+        measures: Measures | None = None,
     ) -> None:
         self.info = info
         self.load: WorkerLoad | None = None
         self._router_id = router_id
         self._on_change = on_change
         self._silence_s = silence_s
+        self._measures = measures or Measures()
         self._make_command = pb.PrefillCommand if info.role == PREFILL else pb.DecodeCommand
         self._subscriptions = Subscriptions(info.id)
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
@@ -147,6 +156,7 @@ class GrpcWorkerHandle:
             self._subscriptions.deliver(key, event)
         if message.HasField("load"):
             self.load = load_of(message.load, self.load)
+            self._measures.merge(map(series_from_wire, message.load.measured))
             self._on_change()
         elif self.load is None:
             self.load = WorkerLoad()

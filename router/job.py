@@ -19,7 +19,7 @@ class Job:
     """One of the answers to a prompt. index: which; the first one also stands for the request until it is validated.
 
     Who sets what: the front door message and request_id (the client's); validate request and answer; admit ticket;
-    place number (of the attempt); attempts the moments in timings; whoever ends it the last phase."""
+    place number (of the attempt); attempts the moments in timings; whoever ends it the last phase and error."""
 
     message: pb.GenerateRequest
     request_id: str
@@ -31,6 +31,8 @@ class Job:
     ticket: Ticket = field(init=False)
     number: int = 0
     index: int = 0
+    error: BaseException | None = None
+    is_prepared: bool = False
 
     @property
     def key(self) -> AttemptKey:

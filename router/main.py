@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ from router.tokenizers import tokenizer_loader
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
-from tandem.metrics import POOLS, Load, exposition
+from tandem.measures import Measures
+from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
 from tandem.rpc import bind
 from tandem.trust import Certificates, Trust
 
@@ -50,13 +52,14 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     """
     trust, certificates = Trust.load(config.trust), Certificates.load(config.tls)
     router_id = f"router-{uuid.uuid4().hex[:12]}"
-    table = WorkerTable()
+    table, measures = WorkerTable(config.batch_share), Measures()
 
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
-        return GrpcWorkerHandle(info, router_id, trust, table.changed)
+        return GrpcWorkerHandle(info, router_id, trust, lambda: table.changed(info.id), measures=measures)
 
     fleet = Fleet(table, connect, tokenizer_loader(config.model))
-    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=Callers.load(config.api_keys_file))
+    callers = Callers.load(config.api_keys_file)
+    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=callers, measures=measures)
     reporter = HealthReporter(table)
     await reporter.start()
     server = build_server(
@@ -65,8 +68,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
     http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
-    hide_metrics = POOLS.add(lambda: _loads(table))
-    with _signals() as (stop, hurry):
+    with _shown(table, pipeline, measures), _signals() as (stop, hurry):
         await server.start()
         following = asyncio.create_task(follow(controller_address, router_id, trust, fleet), name="membership")
         on_ready(Ports(port, http.port))
@@ -76,7 +78,6 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
             log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
             await _first(asyncio.gather(server.stop(_GRACE_S), http.stop(_GRACE_S)), hurry.wait())
         finally:
-            hide_metrics()
             following.cancel()
             await asyncio.gather(server.stop(None), http.stop(0.0))
             await asyncio.wait([following])
@@ -93,6 +94,17 @@ def run_router(config: RouterConfig, controller_address: str) -> int:
 
     asyncio.run(serve(config, controller_address, announce))
     return 0
+
+
+@contextlib.contextmanager
+def _shown(table: WorkerTable, pipeline: Pipeline, measures: Measures) -> Iterator[None]:
+    """What this router knows is on /metrics."""
+    with contextlib.ExitStack() as hide:
+        hide.callback(POOLS.add(lambda: _loads(table)))
+        hide.callback(MEASURED.add(measures))
+        hide.callback(REQUESTS.add(lambda: {(phase,): count for phase, count in pipeline.num_by_phase.items()}))
+        hide.callback(WORKERS.add(lambda: Counter((entry.handle.info.role, entry.state) for entry in table.entries)))
+        yield
 
 
 def _loads(table: WorkerTable) -> Iterator[tuple[str, Load]]:

@@ -16,10 +16,11 @@ from functools import partial
 
 from router.admission import PlacementQueue
 from router.answer import Answer, Delta
-from router.attempt import Attempt, AttemptEnded
+from router.attempt import Attempt, AttemptEnded, Hooks
 from router.callers import ANYONE, Caller, Callers
 from router.events import Failed
 from router.job import Job, Outcome
+from router.measured import RequestMeasures
 from router.merge import merge
 from router.model import ServedModel
 from router.placement import Need
@@ -30,6 +31,7 @@ from tandem.cache.names import Prefix
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.errors import Unavailable
+from tandem.measures import Measures
 from tandem.request import FinishReason, Phase, Request, Timings
 from tandem.v1 import inference_pb2 as pb
 
@@ -43,7 +45,7 @@ _INLINE_CHARS = 4096
 
 class Pipeline:
     """model: the served one, None before any worker is known. observe: called once with each job when it has ended.
-    callers: who may call; the front doors ask them."""
+    callers: who may call; the front doors ask them. measures: where what is measured is added."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Pipeline:
         clock: Clock,
         observe: Callable[[Job], None] = lambda job: None,
         callers: Callers | None = None,
+        measures: Measures | None = None,
     ) -> None:
         self.callers = callers or Callers()
         self._config = config
@@ -62,6 +65,7 @@ class Pipeline:
         self._observe = observe
         self._queue = PlacementQueue(table, config.max_queue, config.queue_wait_s, config.batch_ageing_s)
         self._jobs: dict[int, Job] = {}
+        self._measured = RequestMeasures(measures or Measures(), lambda: len(self._jobs))
 
     @property
     def num_by_phase(self) -> Counter[str]:
@@ -121,8 +125,9 @@ class Pipeline:
             return
         if error is not None:
             gone = isinstance(error, asyncio.CancelledError | GeneratorExit)
-            job.phase = Phase.CANCELLED if gone else Phase.FAILED
+            job.phase, job.error = Phase.CANCELLED if gone else Phase.FAILED, error
         job.timings.finished = job.timings.finished or self._clock.now()
+        self._measured.ended(job)
         self._observe(job)
 
     async def _stream(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
@@ -151,6 +156,7 @@ class Pipeline:
                     return self._finish(job, attempt, reason)
                 except AttemptEnded as ended:
                     failure = ended.failure
+                    self._measured.failed(failure)
                 finally:
                     # Whatever ended the attempt, nothing of it remains: not at the workers, not in the table.
                     if attempt is not None:
@@ -174,6 +180,7 @@ class Pipeline:
         # Ids of clients may repeat; between processes they may not.
         wire_id = f"{job.request_id}.{secrets.token_hex(4)}"
         job.request = dataclasses.replace(valid.answer_request(index), request_id=wire_id)
+        job.is_prepared = True
         stops = valid.stop_strings, valid.request.stop
         job.answer = Answer(model.tokenizer.detokenizer(), *stops, index, valid.prompt, valid.chat_format)
 
@@ -186,14 +193,15 @@ class Pipeline:
         job.timings.attempts = job.number
         job.phase = Phase.QUEUED
         request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
-        need = Need(request.request_id, request.max_total_tokens, self._prefix(request))
+        need = Need(request.request_id, request.max_total_tokens, self._prefix(request), request.service_class)
         tried = frozenset(job.retries.tried)
         placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
         prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
         if prefill is None or decode is None:
             gone = placed.prefill_id if prefill is None else placed.decode_id
             raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
-        return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config)
+        hooks = Hooks(partial(self._measured.gap, job), partial(self._measured.handed_off, job))
+        return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config, hooks)
 
     def _prefix(self, request: Request) -> Prefix | None:
         model = self._model()
@@ -203,9 +211,11 @@ class Pipeline:
 
     async def _prefill(self, job: Job, attempt: Attempt) -> None:
         job.phase = Phase.PREFILLING
-        placed_s = self._clock.now()
+        placed_s, is_first = self._clock.now(), not job.timings.first_token
         attempt.start()
         await attempt.until_first_token(job.timings)
+        if is_first:
+            self._measured.first_token(job)
         self._table.prefill_done(job.key)
         self._queue.note_first_token(attempt.num_prompt_tokens, self._clock.now() - placed_s)
 

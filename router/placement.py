@@ -1,6 +1,6 @@
 """Which two workers serve a request: a pure decision over a snapshot.
 
-Prefill: the least work before the first token, that is the prompt tokens that wait there less those of this prompt that the
+Prefill: the least work before the first token, that is the prompt tokens that go first there less those of this prompt that the
 worker need not compute again. So requests that begin alike find the same worker, until its queue outweighs what that would
 save. Decode: the most headroom, the smaller of the free shares of KV blocks and of state slots, since a full state pool
 refuses work however many blocks are free. Ties are broken by a hash of request and worker, so equal workers share the load
@@ -10,11 +10,12 @@ and the same request finds the same worker.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from router.prefixes import PrefixDirectory
 from tandem.cache.names import Prefix
+from tandem.request import ServiceClass
 
 __all__ = ["Decision", "Need", "NeverFits", "NoRoomNow", "NoWorker", "Placement", "Snapshot", "WorkerView", "place"]
 
@@ -23,7 +24,8 @@ __all__ = ["Decision", "Need", "NeverFits", "NoRoomNow", "NoWorker", "Placement"
 class WorkerView:
     """One worker at one moment. What this router has assigned and the worker has not yet reported is counted in.
 
-    ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed.
+    ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed. batch_tokens,
+    batch_blocks, batch_slots: of these, those of requests of class batch.
     """
 
     id: str
@@ -35,6 +37,9 @@ class WorkerView:
     state_slots_used: int = 0
     state_slots_total: int = 0
     block_size_tokens: int = 1
+    batch_tokens: int = 0
+    batch_blocks: int = 0
+    batch_slots: int = 0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
@@ -46,6 +51,15 @@ class WorkerView:
         free_blocks = self.kv_blocks_total - self.kv_blocks_used
         return self.blocks(tokens) <= free_blocks and self.state_slots_used < self.state_slots_total
 
+    def has_batch_room(self, tokens: int, share: float) -> bool:
+        """Batch would hold no more than this share of blocks and of slots. One request of it may always be here."""
+        blocks_fit = self.batch_blocks + self.blocks(tokens) <= share * self.kv_blocks_total
+        return not self.batch_slots or (blocks_fit and self.batch_slots + 1 <= share * self.state_slots_total)
+
+    def tokens_before(self, service_class: ServiceClass) -> int:
+        """Prompt tokens that are computed before one of this class that comes now: interactive prompts pass batch."""
+        return self.queue_tokens - (self.batch_tokens if service_class is ServiceClass.INTERACTIVE else 0)
+
     @property
     def headroom(self) -> float:
         """0 (full) … 1 (empty)."""
@@ -55,9 +69,12 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """batch_share: of each decode worker, the most that requests of class batch are given."""
+
     prefill: tuple[WorkerView, ...] = ()
     decode: tuple[WorkerView, ...] = ()
     prefixes: PrefixDirectory = field(default_factory=PrefixDirectory)
+    batch_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,7 @@ class Need:
     request_id: str
     max_total_tokens: int
     prefix: Prefix | None = None
+    service_class: ServiceClass = ServiceClass.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +135,25 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
     roomy = [worker for worker in decode if worker.can_hold(tokens)]
     if not roomy:
         return NoRoomNow(f"no decode worker has room for {tokens} tokens now")
-
-    def tie(worker: WorkerView) -> int:
-        return zlib.crc32(f"{need.request_id}/{worker.id}".encode())
+    if need.service_class is ServiceClass.BATCH:
+        roomy = [worker for worker in roomy if worker.has_batch_room(tokens, snapshot.batch_share)]
+        if not roomy:
+            return NoRoomNow(f"requests of class batch hold their {snapshot.batch_share:.0%} of the decode workers")
 
     hits = snapshot.prefixes.hits(need.prefix) if need.prefix is not None else {}
-    chosen_prefill = min(prefill, key=lambda w: (w.id in exclude, w.queue_tokens - hits.get(w.id, 0), w.running, tie(w)))
-    chosen_decode = min(roomy, key=lambda w: (w.id in exclude, -w.headroom, tie(w)))
+
+    def work(worker: WorkerView) -> tuple[bool, int, int]:
+        tokens = worker.tokens_before(need.service_class) - hits.get(worker.id, 0)
+        return (worker.id in exclude, tokens, worker.running)
+
+    chosen_prefill = _least(prefill, work, need.request_id)
+    chosen_decode = _least(roomy, lambda worker: (worker.id in exclude, -worker.headroom), need.request_id)
     return Placement(chosen_prefill.id, chosen_decode.id, hits.get(chosen_prefill.id, 0))
+
+
+def _least(workers: Sequence[WorkerView], cost: Callable[[WorkerView], tuple[float, ...]], request_id: str) -> WorkerView:
+    """Ties by the hash of request and worker; it is made for those alone that tie."""
+    costs = [cost(worker) for worker in workers]
+    least = min(costs)
+    tied = [worker for worker, its in zip(workers, costs, strict=True) if its == least]
+    return tied[0] if len(tied) == 1 else min(tied, key=lambda worker: zlib.crc32(f"{request_id}/{worker.id}".encode()))

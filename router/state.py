@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.events import AttemptKey
-from router.placement import Placement, Snapshot, WorkerView
+from router.placement import Need, Placement, Snapshot, WorkerView
 from router.prefixes import PrefixDirectory, PrefixEntry
 from router.worker import DECODE, PREFILL, WorkerHandle, WorkerLoad
+from tandem.request import ServiceClass
 
 __all__ = ["WorkerEntry", "WorkerTable"]
 
@@ -19,7 +20,8 @@ __all__ = ["WorkerEntry", "WorkerTable"]
 @dataclass(slots=True)
 class WorkerEntry:
     """draining: takes no new request. assigned_tokens: prompt tokens per attempt, without first token so far.
-    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends."""
+    assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends. batch: attempts of that class here.
+    room: ready, blocks and slots used, when the listeners were told last."""
 
     handle: WorkerHandle
     draining: bool = False
@@ -27,6 +29,10 @@ class WorkerEntry:
     prefixes: tuple[PrefixEntry, ...] = ()
     assigned_tokens: dict[AttemptKey, int] = field(default_factory=dict)
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
+    batch: set[AttemptKey] = field(default_factory=set)
+    room: tuple[bool, int, int] = (False, 0, 0)
+    _view: WorkerView | None = None
+    _made_of: tuple[WorkerLoad | None, bool] = (None, False)
 
     @property
     def state(self) -> str:
@@ -35,7 +41,18 @@ class WorkerEntry:
         return "draining" if self.draining or self.handle.load.leaving else "ready"
 
     def view(self) -> WorkerView:
-        """The greater of what the worker reports and what this router knows: each lags behind the other in turn."""
+        """The greater of what the worker reports and what this router knows: each lags behind the other in turn. Made anew only
+        when something of it has changed: a placement looks at every worker."""
+        made_of = (self.handle.load, self.draining)
+        if self._view is None or self._made_of[0] is not made_of[0] or self._made_of[1] is not made_of[1]:
+            self._view, self._made_of = self._make_view(), made_of
+        return self._view
+
+    def assigned(self) -> None:
+        """What is assigned here has changed."""
+        self._view = None
+
+    def _make_view(self) -> WorkerView:
         info = self.handle.info
         load = self.handle.load or WorkerLoad()
         return WorkerView(
@@ -48,15 +65,22 @@ class WorkerEntry:
             state_slots_used=max(load.state_slots_used, len(self.assigned_blocks)),
             state_slots_total=load.state_slots_total or info.state_slots_total,
             block_size_tokens=info.model.block_size_tokens,
+            batch_tokens=sum(self.assigned_tokens.get(key, 0) for key in self.batch),
+            batch_blocks=sum(self.assigned_blocks.get(key, 0) for key in self.batch),
+            batch_slots=sum(key in self.assigned_blocks for key in self.batch),
         )
 
 
 class WorkerTable:
-    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently."""
+    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently.
 
-    def __init__(self) -> None:
+    batch_share: of each decode worker, the most that requests of class batch are given."""
+
+    def __init__(self, batch_share: float = 1.0) -> None:
+        self._batch_share = batch_share
         self._entries: dict[str, WorkerEntry] = {}
         self.prefixes = PrefixDirectory()
+        self._assigned: dict[AttemptKey, tuple[WorkerEntry, WorkerEntry]] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -74,12 +98,20 @@ class WorkerTable:
     def listen(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def changed(self) -> None:
-        for entry in self._entries.values():
+    def changed(self, worker_id: str | None = None) -> None:
+        """Of one worker, which may have left, or of any. Workers speak at every step; the listeners are told when one's
+        readiness or room is another: nothing else lets a request be placed that could not be before."""
+        one = self._entries.get(worker_id) if worker_id is not None else None
+        entries = self.entries if worker_id is None else (one,) if one else ()
+        before = [entry.room for entry in entries]
+        for entry in entries:
             entry.seen = entry.seen or entry.handle.load is not None
             self._note_prefixes(entry, entry.handle.load.prefixes if entry.handle.load else ())
-        for listener in self._listeners:
-            listener()
+            view = entry.view()
+            entry.room = (view.ready, view.kv_blocks_used, view.state_slots_used)
+        if worker_id is None or before != [entry.room for entry in entries]:
+            for listener in self._listeners:
+                listener()
 
     def add(self, handle: WorkerHandle, draining: bool = False) -> None:
         self._entries[handle.info.id] = WorkerEntry(handle, draining)
@@ -108,26 +140,46 @@ class WorkerTable:
         def pool(role: str) -> tuple[WorkerView, ...]:
             return tuple(entry.view() for entry in self._entries.values() if entry.handle.info.role == role)
 
-        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes)
+        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes, self._batch_share)
+
+    @property
+    def batch_part(self) -> float:
+        """How much of the decode pool requests of class batch hold, of blocks or of slots, whichever is more. 0 … 1."""
+        views = [entry.view() for entry in self._entries.values() if entry.handle.info.role == DECODE]
+        blocks = sum(view.batch_blocks for view in views) / max(1, sum(view.kv_blocks_total for view in views))
+        slots = sum(view.batch_slots for view in views) / max(1, sum(view.state_slots_total for view in views))
+        return max(blocks, slots)
 
     def _note_prefixes(self, entry: WorkerEntry, prefixes: tuple[PrefixEntry, ...]) -> None:
         if entry.prefixes is not prefixes:
             entry.prefixes = prefixes
             self.prefixes.replace(entry.handle.info.id, prefixes)
 
-    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, max_total_tokens: int) -> None:
+    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, need: Need) -> None:
         """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
-        self._entries[placement.prefill_id].assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
-        entry = self._entries[placement.decode_id]
-        entry.assigned_blocks[key] = entry.view().blocks(max_total_tokens)
+        prefill, decode = self._entries[placement.prefill_id], self._entries[placement.decode_id]
+        self._assigned[key] = (prefill, decode)
+        prefill.assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
+        decode.assigned_blocks[key] = decode.view().blocks(need.max_total_tokens)
+        for entry in (prefill, decode):
+            if need.service_class is ServiceClass.BATCH:
+                entry.batch.add(key)
+            entry.assigned()
 
     def prefill_done(self, key: AttemptKey) -> None:
-        for entry in self._entries.values():
-            entry.assigned_tokens.pop(key, None)
+        if key in self._assigned:
+            prefill, _ = self._assigned[key]
+            prefill.assigned_tokens.pop(key, None)
+            prefill.assigned()
 
     def release(self, key: AttemptKey) -> None:
         """The attempt holds nothing any more. Harmless when it is not assigned."""
+        if key not in self._assigned:
+            return
         self.prefill_done(key)
-        freed = [entry.assigned_blocks.pop(key, None) for entry in self._entries.values()]
-        if any(blocks is not None for blocks in freed):
-            self.changed()
+        prefill, decode = self._assigned.pop(key)
+        decode.assigned_blocks.pop(key, None)
+        for entry in (prefill, decode):
+            entry.batch.discard(key)
+            entry.assigned()
+        self.changed()

@@ -155,7 +155,8 @@ class WorkerConfig:
     """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
     the system), and what it tells others; empty: the address of its node, which a cluster of several hosts needs.
     threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
-    drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others."""
+    drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others.
+    metrics_port: of an HTTP endpoint of the worker's own metrics, for a node with one worker; 0: none, routers show them."""
 
     model: ModelSource = field(default_factory=ModelSource)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -166,6 +167,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     threads: int = 0
     drain_s: float = 20.0
+    metrics_port: int = 0
     device: str = "cpu"
 
 
@@ -176,6 +178,8 @@ class RouterConfig:
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
     queue_wait_s: the longest that a request waits for a worker or for room, at each placement.
     batch_ageing_s: a batch request waits behind interactive ones that came up to so much later.
+    batch_share: of a decode worker's blocks and slots, the most that requests of class batch are placed on; the rest is kept
+    free for interactive ones.
     ask_after_s: after so much silence before the first token the prefill worker is asked whether it has the task.
     stall_s: an attempt of which nothing was heard for so long, not even an answer to that, has ended.
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
@@ -190,6 +194,7 @@ class RouterConfig:
     max_attempts: int = 4
     queue_wait_s: float = 60.0
     batch_ageing_s: float = 30.0
+    batch_share: float = 0.75
     ask_after_s: float = 5.0
     stall_s: float = 120.0
     max_new_tokens_default: int = 128

@@ -1,25 +1,52 @@
 """Prometheus metrics of this process: one registry, read when somebody asks for it.
 
 What the pools hold is taken from the workers' loads at that moment, so nothing is counted twice and nothing is stale. A worker
-adds its own load, a router those of all workers that it knows: the same names come out, summed over each pool.
+adds its own load, a router those of all workers that it knows: the same names come out, summed over each pool. So it is with
+what is measured (`tandem.measures`): a worker shows its own, a router its requests' and what its workers tell it.
+
+docs/metrics.md says what each of them means.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["POOLS", "REGISTRY", "Load", "LoadSource", "PoolCollector", "exposition"]
+from tandem.errors import ConfigError
+from tandem.measures import FAMILIES, Family, Measures, Series
+
+__all__ = [
+    "MEASURED",
+    "POOLS",
+    "REGISTRY",
+    "REQUESTS",
+    "WORKERS",
+    "GaugeCollector",
+    "GaugeSource",
+    "Load",
+    "LoadSource",
+    "MeasureCollector",
+    "PoolCollector",
+    "exposition",
+    "serve_metrics",
+]
 
 
 class Load(Protocol):
     """The part of a worker's load that is shown here; `leases` by state, of decode workers."""
 
+    @property
+    def queue(self) -> int: ...
+    @property
+    def queue_tokens(self) -> int: ...
+    @property
+    def running(self) -> int: ...
     @property
     def kv_blocks_used(self) -> int: ...
     @property
@@ -39,7 +66,8 @@ LoadSource = Callable[[], Iterable[tuple[str, Load]]]
 
 
 class PoolCollector(Collector):
-    """tandem_kv_blocks, tandem_state_slots (pool, state), tandem_leases (state), tandem_pool_mismatches_total (pool)."""
+    """tandem_kv_blocks, tandem_state_slots (pool, state), tandem_worker_requests (pool, state), tandem_queue_tokens (pool),
+    tandem_leases (state), tandem_pool_mismatches_total (pool)."""
 
     def __init__(self) -> None:
         self._sources: list[LoadSource] = []
@@ -54,9 +82,11 @@ class PoolCollector(Collector):
         return remove
 
     def collect(self) -> Iterator[Metric]:
-        blocks: Counter[tuple[str, str]] = Counter()
-        slots: Counter[tuple[str, str]] = Counter()
-        leases: Counter[str] = Counter()
+        blocks: Counter[tuple[str, ...]] = Counter()
+        slots: Counter[tuple[str, ...]] = Counter()
+        requests: Counter[tuple[str, ...]] = Counter()
+        tokens: Counter[tuple[str, ...]] = Counter()
+        leases: Counter[tuple[str, ...]] = Counter()
         mismatches: Counter[str] = Counter()
         for source in self._sources:
             for pool, load in source():
@@ -64,14 +94,16 @@ class PoolCollector(Collector):
                 blocks[pool, "free"] += load.kv_blocks_total - load.kv_blocks_used
                 slots[pool, "used"] += load.state_slots_used
                 slots[pool, "free"] += load.state_slots_total - load.state_slots_used
-                leases.update(load.leases)
+                requests[pool, "waiting"] += load.queue
+                requests[pool, "running"] += load.running
+                tokens[pool,] += load.queue_tokens
+                leases.update({(state,): count for state, count in load.leases.items()})
                 mismatches[pool] += load.pool_mismatches
-        yield _by_pool("tandem_kv_blocks", "KV blocks of a pool of workers.", blocks)
-        yield _by_pool("tandem_state_slots", "Recurrent state slots of a pool of workers.", slots)
-        family = GaugeMetricFamily("tandem_leases", "Reservations that hold memory of decode workers.", labels=("state",))
-        for state, count in sorted(leases.items()):
-            family.add_metric((state,), count)
-        yield family
+        yield _gauge("tandem_kv_blocks", "KV blocks of a pool of workers.", ("pool", "state"), blocks)
+        yield _gauge("tandem_state_slots", "Recurrent state slots of a pool of workers.", ("pool", "state"), slots)
+        yield _gauge("tandem_worker_requests", "Requests that workers of a pool hold.", ("pool", "state"), requests)
+        yield _gauge("tandem_queue_tokens", "Prompt tokens that wait at workers of a pool.", ("pool",), tokens)
+        yield _gauge("tandem_leases", "Reservations that hold memory of decode workers.", ("state",), leases)
         found = CounterMetricFamily(
             "tandem_pool_mismatches",
             "KV blocks and state slots that idle workers found missing; above 0 is a bug.",
@@ -82,11 +114,99 @@ class PoolCollector(Collector):
         yield found
 
 
-def _by_pool(name: str, text: str, counts: Mapping[tuple[str, str], int]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=("pool", "state"))
-    for labels, count in sorted(counts.items()):
-        family.add_metric(labels, count)
+class MeasureCollector(Collector):
+    """All of `tandem.measures.FAMILIES`, summed over the sources; families of which nothing is known yet are named too."""
+
+    def __init__(self) -> None:
+        self._sources: list[Measures] = []
+
+    def add(self, source: Measures) -> Callable[[], None]:
+        """Show these too. Returns what takes them away again."""
+        self._sources = [*self._sources, source]
+
+        def remove() -> None:
+            self._sources = [other for other in self._sources if other is not source]
+
+        return remove
+
+    def collect(self) -> Iterator[Metric]:
+        sums = Measures()
+        for source in self._sources:
+            sums.merge(source.series().values())
+        by_family: dict[str, list[Series]] = {name: [] for name in FAMILIES}
+        for (name, _), series in sorted(sums.series().items()):
+            by_family[name].append(series)
+        for name, found in by_family.items():
+            yield _measured(FAMILIES[name], found)
+
+
+def _measured(family: Family, found: Iterable[Series]) -> Metric:
+    name = f"tandem_{family.name}"
+    if not family.bounds:
+        counter = CounterMetricFamily(name, family.text, labels=family.labels)
+        for series in found:
+            counter.add_metric(series.key[1], series.total)
+        return counter
+    histogram = HistogramMetricFamily(name, family.text, labels=family.labels)
+    bounds = [*(str(float(bound)) for bound in family.bounds), "+Inf"]
+    for series in found:
+        histogram.add_metric(series.key[1], list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
+    return histogram
+
+
+GaugeSource = Callable[[], Mapping[tuple[str, ...], int]]
+"""Gives values by labels. Called from whatever thread asks for the metrics."""
+
+
+class GaugeCollector(Collector):
+    """One gauge that is counted when somebody asks; summed over its sources."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        self._facts = (name, text, labels)
+        self._sources: list[GaugeSource] = []
+
+    def add(self, source: GaugeSource) -> Callable[[], None]:
+        """Show this too. Returns what takes it away again."""
+        self._sources = [*self._sources, source]
+
+        def remove() -> None:
+            self._sources = [other for other in self._sources if other is not source]
+
+        return remove
+
+    def collect(self) -> Iterator[Metric]:
+        counts: Counter[tuple[str, ...]] = Counter()
+        for source in self._sources:
+            counts.update(source())
+        yield _gauge(*self._facts, counts)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, count in sorted(counts.items()):
+        family.add_metric(values, count)
     return family
+
+
+def serve_metrics(host: str, port: int) -> Callable[[], None]:
+    """`GET /metrics` of this process, without encryption, from a thread of its own; port 0: not at all. Returns what ends it.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    if not port:
+        return lambda: None
+    try:
+        server, thread = start_http_server(port, host, REGISTRY)
+    except OSError as error:
+        raise ConfigError(f"cannot serve metrics on {host}:{port} ({error}); choose another metrics_port") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
 
 
 def exposition() -> bytes:
@@ -96,4 +216,8 @@ def exposition() -> bytes:
 
 REGISTRY = CollectorRegistry()
 POOLS = PoolCollector()
-REGISTRY.register(POOLS)
+MEASURED = MeasureCollector()
+REQUESTS = GaugeCollector("tandem_requests_under_way", "Requests that this router holds now, by phase.", ("phase",))
+WORKERS = GaugeCollector("tandem_workers", "Workers of a pool that this router knows.", ("pool", "state"))
+for _collector in (POOLS, MEASURED, REQUESTS, WORKERS):
+    REGISTRY.register(_collector)

@@ -187,4 +187,5 @@ class Timings:
     handed_off: float = 0.0
     decode_started: float = 0.0
     finished: float = 0.0
+    newest_token: float = 0.0
     attempts: int = field(default=0)

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from tandem.errors import InvalidRequest
 from tandem.mailbox import SessionHub
+from tandem.measures import Measures
 from tandem.v1 import worker_pb2 as pb
+from tandem.wire import series_to_wire
 
 __all__ = ["HEARTBEAT_S", "serve_session"]
 
@@ -25,6 +27,7 @@ async def serve_session(
     handle: Callable[[str, Command], None],
     gone: Callable[[str], None],
     load: Callable[[], pb.WorkerLoad],
+    measures: Measures,
 ) -> AsyncIterator[Events]:
     """Yield events for as long as both ends live; `handle(router_id, command)` is called for each command but the hello.
 
@@ -43,7 +46,7 @@ async def serve_session(
     outbox = hub.open(router_id, asyncio.get_running_loop())
     reader = asyncio.create_task(_read(commands, router_id, handle))
     reader.add_done_callback(lambda _: outbox.nudge())
-    told = _Told()
+    told = _Told(measures)
     try:
         yield told.with_load(await outbox.take(0.0), load())
         while not reader.done():
@@ -61,10 +64,14 @@ async def _read(commands: AsyncIterator[Command], router_id: str, handle: Callab
 
 
 class _Told:
-    """What the router of this session knows already: an index of prefixes is sent when it has changed."""
+    """What the router of this session knows already: an index of prefixes is sent when it has changed, of what is measured what
+    was added since. What was measured before the session began is not for this router."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: Measures) -> None:
         self._version = 0
+        self._measures = measures
+        self._measured = measures.series()
+        self._measured_s = asyncio.get_running_loop().time()
 
     def with_load(self, message: Events, load: pb.WorkerLoad) -> Events:
         message.load.CopyFrom(load)
@@ -72,4 +79,9 @@ class _Told:
             message.load.ClearField("prefixes")
         else:
             self._version = message.load.prefixes.version
+        now = asyncio.get_running_loop().time()
+        if now - self._measured_s >= HEARTBEAT_S / 2:  # so that every heartbeat tells them
+            self._measured_s = now
+            added, self._measured = self._measures.since(self._measured)
+            message.load.measured.extend(map(series_to_wire, added))
         return message

@@ -6,10 +6,19 @@ import math
 
 from tandem.errors import HandoffError, InvalidRequest, TandemError
 from tandem.grammar import check_grammar
+from tandem.measures import Series
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules, TokenLogprobs
 from tandem.v1 import worker_pb2 as pb
 
-__all__ = ["failure_to_wire", "logprobs_from_wire", "logprobs_to_wire", "request_from_wire", "request_to_wire"]
+__all__ = [
+    "failure_to_wire",
+    "logprobs_from_wire",
+    "logprobs_to_wire",
+    "request_from_wire",
+    "request_to_wire",
+    "series_from_wire",
+    "series_to_wire",
+]
 
 
 def request_to_wire(request: Request, attempt: int, router_id: str) -> pb.WireRequest:
@@ -91,6 +100,16 @@ def failure_to_wire(request_id: str, attempt: int, error: TandemError) -> pb.Att
         reason=str(error),
         retryable=isinstance(error, HandoffError),
     )
+
+
+def series_to_wire(series: Series) -> pb.MeasuredSeries:
+    family, labels = series.key
+    return pb.MeasuredSeries(family=family, labels=labels, total=series.total, counts=series.counts)
+
+
+def series_from_wire(wire: pb.MeasuredSeries) -> Series:
+    """Whether it is of a known family shows when it is merged."""
+    return Series((wire.family, tuple(wire.labels)), wire.total, tuple(wire.counts))
 
 
 def _sampling_to_wire(sampling: SamplingParams) -> pb.WireSampling:

@@ -19,8 +19,10 @@ from router.membership import worker_of
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.state import WorkerTable
+from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
+from tandem.measures import Measures
 from tandem.metrics import exposition
 from tandem.parity import message_of
 from tandem.request import Request
@@ -60,6 +62,7 @@ class LocalCluster:
         self.stub = router.stub
         self.http_url = f"http://127.0.0.1:{router.http.port}"
         self.stop_router = router.stop
+        self.measures = router.measures
 
     async def generate(self, request: Request, timeout_s: float = 30.0) -> Answer:
         """The answer to `request`; end tokens of the model do not end it.
@@ -107,8 +110,16 @@ class LocalRouter:
     """A router without a controller: it is told its workers. `stop` may be called twice."""
 
     def __init__(
-        self, table: WorkerTable, fleet: Fleet, reporter: HealthReporter, server: grpc.aio.Server, port: int, http: HttpServer
+        self,
+        table: WorkerTable,
+        fleet: Fleet,
+        reporter: HealthReporter,
+        server: grpc.aio.Server,
+        port: int,
+        http: HttpServer,
+        measures: Measures,
     ) -> None:
+        self.measures = measures
         self.table = table
         self.fleet = fleet
         self.http = http
@@ -119,9 +130,13 @@ class LocalRouter:
 
     @classmethod
     async def start(cls, config: RouterConfig) -> LocalRouter:
-        table = WorkerTable()
-        fleet = Fleet(table, lambda info: GrpcWorkerHandle(info, "router-1", Trust(SECRET), table.changed), Tokenizer.load)
-        pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock())
+        table, measures = WorkerTable(config.batch_share), Measures()
+
+        def connect(info: WorkerInfo) -> GrpcWorkerHandle:
+            return GrpcWorkerHandle(info, "router-1", Trust(SECRET), lambda: table.changed(info.id), measures=measures)
+
+        fleet = Fleet(table, connect, Tokenizer.load)
+        pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), measures=measures)
         reporter = HealthReporter(table)
         await reporter.start()
         services = InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table)
@@ -130,7 +145,7 @@ class LocalRouter:
         await server.start()
         gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
         http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
-        return cls(table, fleet, reporter, server, port, http)
+        return cls(table, fleet, reporter, server, port, http, measures)
 
     async def watch(self, workers: Sequence[WorkerDescription]) -> None:
         await self.fleet.apply(Membership(tuple(Member(worker_of(worker)) for worker in workers)))

@@ -1,5 +1,6 @@
 """OpenAI's client against real workers, real NIXL and the embedded model: the same answers as through gRPC."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.v1 import inference_pb2 as pb
-from tests.local_cluster import LocalCluster, local_cluster
+from tests.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,8 +53,6 @@ async def test_a_seed_gives_the_same_text_through_any_face(cluster: LocalCluster
 
 
 async def test_a_crowd_of_different_parameters_is_answered_as_alone(cluster: LocalCluster, client: openai.AsyncOpenAI) -> None:
-    import asyncio
-
     async def ask(seed: int) -> Any:
         return await client.chat.completions.create(
             model="tandem-embedded",
@@ -101,3 +100,19 @@ async def test_an_answer_follows_its_schema_over_the_hand_off(cluster: LocalClus
     chosen = await client.completions.create(model="tandem-embedded", prompt="go ", n=4, seed=2, extra_body=extra)
     assert {choice.text for choice in chosen.choices} <= {"left", "right"}
     await cluster.until_whole()
+
+
+async def test_what_workers_measure_is_told_to_the_router(cluster: LocalCluster) -> None:
+    def total(name: str) -> float:
+        return sum(series.total for (family, _), series in cluster.measures.series().items() if family == name)
+
+    names = ("prefill_tokens", "prefix_cache_hit_tokens", "decode_tokens", "transfer_bytes", "requests")
+    before = {name: total(name) for name in names}
+    prompt = list(range(40, 80))
+    message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), max_new_tokens=6, ignore_eos=True)
+    await native(cluster, message)
+    await until(lambda: total("decode_tokens") >= before["decode_tokens"] + 5, 5.0)
+    await until(lambda: total("transfer_bytes") > before["transfer_bytes"], 5.0)
+    added = {name: total(name) - before[name] for name in names}
+    assert added["prefill_tokens"] + added["prefix_cache_hit_tokens"] >= len(prompt)  # an answer is absorbed in idle time
+    assert added["requests"] == 1

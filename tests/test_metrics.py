@@ -1,6 +1,12 @@
 """Metrics of the pools: read from the loads when asked, summed over workers, present from the start."""
 
-from tandem.metrics import PoolCollector
+import socket
+import urllib.request
+
+import pytest
+
+from tandem.errors import ConfigError
+from tandem.metrics import PoolCollector, serve_metrics
 from tandem.v1 import worker_pb2 as pb
 
 DECODE = pb.WorkerLoad(
@@ -10,6 +16,8 @@ DECODE = pb.WorkerLoad(
     state_slots_total=4,
     leases={"running": 1, "quarantined": 0},
     pool_mismatches=2,
+    queue=1,
+    running=2,
 )
 
 
@@ -24,7 +32,7 @@ def shown(collector: PoolCollector) -> dict[str, float]:
 def test_workers_of_a_pool_are_summed_and_states_without_leases_are_there_too() -> None:
     pools = PoolCollector()
     pools.add(lambda: [("decode", DECODE), ("decode", DECODE)])
-    pools.add(lambda: [("prefill", pb.WorkerLoad(kv_blocks_total=7))])
+    pools.add(lambda: [("prefill", pb.WorkerLoad(kv_blocks_total=7, queue_tokens=9))])
     assert shown(pools) == {
         "tandem_kv_blocks,decode,used": 6,
         "tandem_kv_blocks,decode,free": 14,
@@ -34,6 +42,12 @@ def test_workers_of_a_pool_are_summed_and_states_without_leases_are_there_too() 
         "tandem_state_slots,decode,free": 6,
         "tandem_state_slots,prefill,used": 0,
         "tandem_state_slots,prefill,free": 0,
+        "tandem_worker_requests,decode,waiting": 2,
+        "tandem_worker_requests,decode,running": 4,
+        "tandem_worker_requests,prefill,waiting": 0,
+        "tandem_worker_requests,prefill,running": 0,
+        "tandem_queue_tokens,decode": 0,
+        "tandem_queue_tokens,prefill": 9,
         "tandem_leases,running": 2,
         "tandem_leases,quarantined": 0,
         "tandem_pool_mismatches_total,decode": 4,
@@ -49,3 +63,23 @@ def test_what_is_shown_is_the_newest_and_a_worker_that_stops_leaves() -> None:
     remove()
     remove()
     assert shown(pools) == {}
+
+
+def test_a_worker_can_show_its_own_metrics_and_a_port_that_is_taken_is_named(free_port: int) -> None:
+    stop = serve_metrics("127.0.0.1", free_port)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=5) as reply:
+            assert b"tandem_kv_blocks" in reply.read()
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{free_port}.*metrics_port"):
+            serve_metrics("127.0.0.1", free_port)
+    finally:
+        stop()
+    serve_metrics("127.0.0.1", 0)()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

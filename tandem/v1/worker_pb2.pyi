@@ -354,6 +354,7 @@ class WorkerLoad(_message.Message):
     WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
     """prompt tokens that wait"""
@@ -386,6 +387,10 @@ class WorkerLoad(_message.Message):
     def prefixes(self) -> Global___PrefixIndex:
         """of prefill workers; absent: as in the session's last message that had it"""
 
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredSeries]:
+        """what was added since this session last told it; once a second at most"""
+
     def __init__(
         self,
         *,
@@ -405,14 +410,52 @@ class WorkerLoad(_message.Message):
         wasted_chunks: _builtins.int = ...,
         worst_wasted_chunks: _builtins.int = ...,
         prefixes: Global___PrefixIndex | None = ...,
+        measured: _abc.Iterable[Global___MeasuredSeries] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class MeasuredSeries(_message.Message):
+    """Added to a counter, or to a histogram of tandem.measures.FAMILIES."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAMILY_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    total: _builtins.float
+    """of a histogram: sum of the observed values"""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """values, in the family's order"""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of a histogram: per bucket, not cumulative, the rest last"""
+
+    def __init__(
+        self,
+        *,
+        family: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        total: _builtins.float = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "family", b"family", "labels", b"labels", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredSeries: _TypeAlias = MeasuredSeries  # noqa: Y015
 
 @_typing.final
 class PrefixIndex(_message.Message):

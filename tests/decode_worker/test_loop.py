@@ -11,7 +11,7 @@ from decode_worker.sequence import VerifiedSequence
 from tandem.clock import FakeClock
 from tandem.config import DecodeConfig
 from tandem.mailbox import SessionHub
-from tandem.request import Request, SamplingParams, StopRules
+from tandem.request import Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import worker_pb2 as pb
 from tests.fake_engine import SPECS, FakeEngine
 from transfer.lease import Lease, LeaseTable
@@ -246,3 +246,15 @@ def test_a_cancel_that_crosses_the_last_token_frees_once_and_takes_nobody_elses_
     bench.turn(3)
     assert bench.tokens()["b"][-1] == (3, 53, "length")
     assert bench.is_whole
+
+
+def test_steps_and_tokens_are_measured_by_class(bench: Bench) -> None:
+    bench.join("a", max_new_tokens=4)
+    bench.join("b", max_new_tokens=3, service_class=ServiceClass.BATCH)
+    bench.turn(4)
+    measured = bench.loop.measures.series()
+    assert measured["decode_tokens", ("interactive",)].total == 3
+    assert measured["decode_tokens", ("batch",)].total == 2
+    assert sum(measured["decode_step_seconds", ("all", "4", "all")].counts) == 2
+    assert sum(measured["decode_step_seconds", ("all", "1", "all")].counts) == 1
+    assert measured["decode_batch_size", ()].total == 5

@@ -431,3 +431,18 @@ def test_prefill_for_a_client_that_has_gone_stops_at_the_next_chunk(bench: Bench
     bench.loop.inbox.put(CancelTask(task.key))
     bench.turn(5)
     assert len(bench.engine.steps) == 3
+
+
+def test_steps_tokens_and_hand_offs_are_measured(bench: Bench) -> None:
+    task = bench.place("a", 18)
+    bench.turn()
+    bench.grant(task)
+    bench.turn(3)
+    bench.loop.inbox.put(HandoffEnded(task.key, RESULT))
+    bench.turn()
+    measured = bench.loop.measures.series()
+    assert measured["prefill_tokens", ("interactive",)].total == 18
+    assert sum(measured["prefill_step_seconds", ("all", "1", "all")].counts) == 3
+    assert measured["transfer_bytes", ("kv",)].total == RESULT.kv_bytes
+    assert measured["transfer_seconds", ("state", "128", "1", "interactive")].total == RESULT.state_seconds
+    assert not any(name == "prefix_cache_hit_tokens" for name, _ in measured)

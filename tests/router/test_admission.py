@@ -28,28 +28,28 @@ class Clock:
 
 
 class Line:
-    """One decode worker with one slot, taken; requests queue behind it by name."""
+    """One decode worker with one slot, which is taken, or several; requests queue behind it by name."""
 
-    def __init__(self, clock: Clock, max_waiting: int = 100) -> None:
+    def __init__(self, clock: Clock, max_waiting: int = 100, slots: int = 1, batch_share: float = 1.0) -> None:
         self.clock = clock
-        self.cluster = FakeCluster(MODEL, slots=1)
+        self.cluster = FakeCluster(MODEL, slots=slots, batch_share=batch_share)
         self.queue = PlacementQueue(self.cluster.table, max_waiting, wait_s=1e6, batch_ageing_s=AGEING_S)
         self.placed: list[str] = []
         self.waiting: dict[str, asyncio.Task[None]] = {}
         self.late: dict[str, str] = {}
-        self.cluster.table.assign(("blocker", 1), Placement("p0", "d0"), 0, 1)
+        self.cluster.table.assign(("blocker", 1), Placement("p0", "d0"), 0, Need("blocker", 1))
 
     def admit(self, service_class: ServiceClass = INTERACTIVE, deadline_s: float | None = None, tokens: int = 10) -> Ticket:
         return self.queue.admit(service_class, tokens, None if deadline_s is None else self.clock.now + deadline_s)
 
     async def join(self, name: str, service_class: ServiceClass = INTERACTIVE, deadline_s: float | None = None) -> None:
         ticket = self.admit(service_class, deadline_s)
-        self.waiting[name] = asyncio.create_task(self._wait(name, ticket))
+        self.waiting[name] = asyncio.create_task(self._wait(name, ticket, service_class))
         await asyncio.sleep(0)
 
-    async def _wait(self, name: str, ticket: Ticket) -> None:
+    async def _wait(self, name: str, ticket: Ticket, service_class: ServiceClass) -> None:
         try:
-            await self.queue.place(ticket, (name, 1), Need(name, 10), 10)
+            await self.queue.place(ticket, (name, 1), Need(name, 10, service_class=service_class), 10)
         except TimeoutError as late:
             self.late[name] = str(late)
         else:
@@ -101,6 +101,31 @@ async def test_batch_never_starves_under_an_endless_stream_of_interactive_reques
     assert line.placed.index("batch") <= AGEING_S + 1
     for task in line.waiting.values():
         task.cancel()
+
+
+async def test_old_batch_requests_do_not_come_first_while_others_of_them_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(Clock(asyncio.get_running_loop(), monkeypatch), slots=2)
+    line.cluster.table.assign(("other", 1), Placement("p0", "d0"), 0, Need("other", 1, service_class=BATCH))
+    await line.join("batch", BATCH)
+    line.clock.advance(AGEING_S + 1)
+    await line.join("quick")
+    await line.free()
+    assert line.placed == ["quick"]
+    await line.free("quick")
+    assert line.placed == ["quick", "batch"]
+
+
+async def test_batch_behind_its_share_blocks_no_interactive_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(Clock(asyncio.get_running_loop(), monkeypatch), slots=4, batch_share=0.5)
+    for name in ("b0", "b1", "b2"):
+        await line.join(name, BATCH)
+        await asyncio.sleep(0)
+    assert line.placed == ["b0", "b1"]
+    await line.join("quick")
+    await asyncio.sleep(0)
+    assert line.placed == ["b0", "b1", "quick"]
+    await line.free("b0")
+    assert line.placed == ["b0", "b1", "quick", "b2"]
 
 
 async def test_the_queue_is_bounded_and_the_hint_follows_its_pace(line: Line) -> None:

@@ -1,6 +1,9 @@
 """Where requests go, and why they cannot go anywhere."""
 
+from dataclasses import replace
+
 from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
+from tandem.request import ServiceClass
 
 
 def prefill(worker_id: str, queue_tokens: int = 0, running: int = 0, ready: bool = True) -> WorkerView:
@@ -75,3 +78,27 @@ def test_equal_workers_share_the_requests_and_a_request_finds_the_same_again() -
         counts = [sum(getattr(c, role) == f"{role[0]}{i}" for c in chosen) for i in range(4)]
         assert min(counts) > 20
     assert chosen == [place(pools, Need(f"r{i}", 32)) for i in range(200)]
+
+
+def test_batch_leaves_room_that_interactive_requests_get() -> None:
+    worker = WorkerView("d0", kv_blocks_total=10, state_slots_total=4, block_size_tokens=16, batch_blocks=6, batch_slots=1)
+    batch, quick = Need("r", 32, service_class=ServiceClass.BATCH), NEED
+    pools = Snapshot((prefill("p0"),), (worker,), batch_share=0.75)
+    assert isinstance(place(pools, batch), NoRoomNow)
+    assert place(pools, quick) == Placement("p0", "d0")
+    assert place(replace(pools, batch_share=0.8), batch) == Placement("p0", "d0")
+    slots_full = replace(worker, batch_blocks=0, batch_slots=3)
+    assert isinstance(place(replace(pools, decode=(slots_full,)), batch), NoRoomNow)
+
+
+def test_one_batch_request_may_always_be_there() -> None:
+    worker = WorkerView("d0", kv_blocks_total=10, state_slots_total=1, block_size_tokens=16)
+    pools = Snapshot((prefill("p0"),), (worker,), batch_share=0.1)
+    assert place(pools, Need("r", 160, service_class=ServiceClass.BATCH)) == Placement("p0", "d0")
+
+
+def test_batch_prompts_that_wait_are_no_work_before_an_interactive_one() -> None:
+    flooded = WorkerView("p0", queue_tokens=9000, batch_tokens=9000)
+    pools = Snapshot((flooded, prefill("p1", 100)), (decode("d0"),))
+    assert place(pools, NEED) == Placement("p0", "d0")
+    assert place(pools, Need("r", 32, service_class=ServiceClass.BATCH)) == Placement("p1", "d0")

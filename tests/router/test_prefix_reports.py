@@ -7,6 +7,7 @@ from dataclasses import replace
 from router.handles import load_of
 from router.prefixes import PrefixEntry
 from router.worker import WorkerLoad
+from tandem.measures import Measures
 from tandem.session import _Told
 from tandem.v1 import worker_pb2 as pb
 from tests.router.tools import Bench, prompt
@@ -15,8 +16,8 @@ INDEX = pb.PrefixIndex(version=3, names=[11, 12], num_tokens=[32, 40], parents=[
 ENTRIES = (PrefixEntry(11, 32), PrefixEntry(12, 40, parent=11))
 
 
-def test_an_index_is_sent_when_it_has_changed_and_remembered_until_then() -> None:
-    told = _Told()
+async def test_an_index_is_sent_when_it_has_changed_and_remembered_until_then() -> None:
+    told = _Told(Measures())
     load = pb.WorkerLoad(prefixes=INDEX)
     first = told.with_load(pb.PrefillEvents(), load).load
     second = told.with_load(pb.PrefillEvents(), load).load
@@ -28,8 +29,10 @@ def test_an_index_is_sent_when_it_has_changed_and_remembered_until_then() -> Non
     assert told.with_load(pb.PrefillEvents(), load).load.HasField("prefixes")
 
 
-def test_a_worker_without_a_cache_says_nothing_of_it() -> None:
-    assert not _Told().with_load(pb.PrefillEvents(), pb.WorkerLoad(prefixes=pb.PrefixIndex())).load.HasField("prefixes")
+async def test_a_worker_without_a_cache_says_nothing_of_it() -> None:
+    assert (
+        not _Told(Measures()).with_load(pb.PrefillEvents(), pb.WorkerLoad(prefixes=pb.PrefixIndex())).load.HasField("prefixes")
+    )
 
 
 async def test_answers_go_back_to_workers_that_keep_states() -> None:

@@ -17,6 +17,7 @@ from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.detokenizer import BytePieces, IncrementalDetokenizer
 from tandem.errors import InvalidRequest
+from tandem.measures import Measures
 from tandem.secret import Secret
 from tandem.tokenizer import ChatPrompt
 from tandem.trust import Trust
@@ -62,7 +63,7 @@ SERVED = ServedModel(MODEL, ByteTokenizer())
 
 
 class Bench:
-    """A pipeline on a fake cluster; ended: the jobs that it observed."""
+    """A pipeline on a fake cluster; ended: the jobs that it observed; measures: what it measured."""
 
     def __init__(
         self,
@@ -75,8 +76,10 @@ class Bench:
     ) -> None:
         self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
         self.ended: list[Job] = []
+        self.measures = Measures()
         self.pipeline = Pipeline(
-            config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append, callers
+            *(config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append, callers),
+            measures=self.measures,
         )
 
     async def ask(self, message: pb.GenerateRequest, deadline_s: float | None = None) -> tuple[list[int], str, Outcome]:

@@ -15,7 +15,7 @@ from unittest import mock
 import tandem.rpc
 from decode_worker import worker as decode_module
 from prefill_worker import worker as prefill_module
-from tandem.metrics import POOLS
+from tandem.metrics import MEASURED, POOLS
 from tests.simulation.network import Channel, Network
 from tests.simulation.world import AsyncGenerators, Process, World
 
@@ -40,6 +40,7 @@ def patched(world: World, network: Network, tell: Callable[[str], None] | None) 
         mock.patch.object(prefill_module, "MonotonicClock", return_value=world.clock),
         mock.patch.object(decode_module, "MonotonicClock", return_value=world.clock),
         mock.patch.object(POOLS, "_sources", []),
+        mock.patch.object(MEASURED, "_sources", []),
         _seeded_secrets(world.random("secrets")),
         _errors_are_violations(world, tell),
         _no_collection(),

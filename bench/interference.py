@@ -1,0 +1,162 @@
+"""What arriving prompts do to running streams: prefill and decode apart, and together on the same two cores.
+
+    python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 128]
+
+Four streams decode on the 121 M checkpoint while a long prompt arrives every few seconds. First a prefill and a decode worker
+on one core each; then the same engine in one process on both cores, which computes prompts by chunks between the streams'
+steps, once for each chunk size and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and under
+arrivals, and the arrivals' time to first token. Apart, both are seen by a client process, which shares the two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bench.checkpoints import bench_checkpoint
+from bench.colocated import Arrival, serve_colocated
+from bench.pair import Outcome, WorkerPair, worker_pair
+from bench.stats import quantile, summary_ms
+from tandem.config import CacheConfig, ModelSource, PrefillConfig, WorkerConfig
+from tandem.request import Request, SamplingParams, StopRules
+
+__all__ = ["Measured", "main"]
+
+_VOCAB = 32000
+_STREAMS = 4
+_STREAM_PROMPT = 128
+_ANSWER = 8
+_QUIET_S = 5.0
+_GOAL = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds. quiet, busy: gaps between tokens of a stream before the first arrival and from then on. ttft: of the arrivals;
+    unanswered: of them, when time was up. handoff_s: exposed, of each arrival."""
+
+    quiet: list[float]
+    busy: list[float]
+    ttft: list[float]
+    unanswered: int
+    handoff_s: list[float]
+
+    @property
+    def goal(self) -> float:
+        return quantile(self.busy, 0.99) / quantile(self.busy, 0.5)
+
+
+def _arrivals(args: argparse.Namespace) -> list[Arrival]:
+    """The streams at 0, then the prompts."""
+    rng = random.Random(1)
+
+    def prompt(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(_VOCAB) for _ in range(length))
+
+    streams = [Arrival(0.0, prompt(_STREAM_PROMPT), args.stream_tokens) for _ in range(_STREAMS)]
+    times = [_QUIET_S + number * args.every for number in range(int(args.seconds / args.every))]
+    return streams + [Arrival(at_s, prompt(args.prompt), _ANSWER) for at_s in times]
+
+
+def _measured(served: Iterable[tuple[float, Sequence[float]]], handoff_s: list[float], end_s: float) -> Measured:
+    """served: when each came and had its tokens, the streams first."""
+    streams, prompts = (served := list(served))[:_STREAMS], served[_STREAMS:]
+    gaps = [(b, b - a) for _, token_s in streams for a, b in pairwise([t for t in token_s if 0 <= t <= end_s])]
+    return Measured(
+        quiet=[gap for when, gap in gaps if when < _QUIET_S],
+        busy=[gap for when, gap in gaps if when >= _QUIET_S],
+        ttft=[token_s[0] - came_s for came_s, token_s in prompts if token_s],
+        unanswered=sum(not token_s for _, token_s in prompts),
+        handoff_s=handoff_s,
+    )
+
+
+async def _apart(config: WorkerConfig, arrivals: list[Arrival], end_s: float) -> Measured:
+    cores = sorted(os.sched_getaffinity(0))
+    async with worker_pair(config, cores=(cores[0], cores[-1])) as pair:
+        begun = [_send(pair, number, arrival) for number, arrival in enumerate(arrivals) if arrival.at_s <= 0]
+        await pair.until(lambda: all(len(outcome.token_s) > 2 for outcome in begun))
+        started_s = time.monotonic()
+        came = [0.0] * len(begun)
+        for number, arrival in enumerate(arrivals[len(begun) :], len(begun)):
+            await asyncio.sleep(max(0.0, started_s + arrival.at_s - time.monotonic()))
+            came.append(time.monotonic() - started_s)
+            begun.append(_send(pair, number, arrival))
+        await asyncio.sleep(max(0.0, started_s + end_s - time.monotonic()))
+    failed = [outcome.failed.reason for outcome in begun if outcome.failed]
+    if failed:
+        raise SystemExit(f"requests failed: {failed}")
+    moments = []
+    for outcome in begun:
+        first = [outcome.first_token_s] if outcome.first_token else []
+        moments.append([moment - started_s for moment in (*first, *outcome.token_s)])
+    exposed = [outcome.ready.handoff_exposed_seconds for outcome in begun[_STREAMS:] if outcome.ready]
+    return _measured(zip(came, moments, strict=True), exposed, end_s)
+
+
+def _send(pair: WorkerPair, number: int, arrival: Arrival) -> Outcome:
+    return pair.start(Request(str(number), arrival.prompt, SamplingParams(), StopRules(arrival.max_new_tokens)))[0]
+
+
+def _show(name: str, measured: Measured) -> None:
+    print(f"\n{name}\n{'':24}{'p50':>9} {'p95':>9} {'p99':>9} {'max':>9}")
+    print(f"  ITL, quiet, ms        {summary_ms(measured.quiet)}")
+    print(f"  ITL, arrivals, ms     {summary_ms(measured.busy)}   p99 = {measured.goal:.2f} x p50")
+    print(f"  TTFT of arrivals, ms  {summary_ms(measured.ttft)}   {len(measured.ttft)} answered, {measured.unanswered} not")
+    if measured.handoff_s:
+        print(f"  hand-off exposed, ms  {summary_ms(measured.handoff_s)}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--every", type=float, default=3.0)
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--stream-tokens", type=int, default=8192, help="a stream's answer; more than fit into the time")
+    parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[512, 128], help="of the colocated engine")
+    parser.add_argument("--json", type=Path, help="write every gap and TTFT there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = _parse()
+    longest = max(args.prompt + _ANSWER, _STREAM_PROMPT + args.stream_tokens)
+    config = WorkerConfig(
+        model=ModelSource(str(bench_checkpoint()), max_context_tokens=longest),
+        cache=CacheConfig(budget_bytes=1 << 30, max_sequences=64, prefix_gib=0.0),
+        prefill=PrefillConfig(chunk_tokens=512),
+        threads=1,
+    )
+    arrivals, end_s = _arrivals(args), _QUIET_S + args.seconds
+    runs = {"apart, 1 + 1 core": asyncio.run(_apart(config, arrivals, end_s))}
+    _show("apart, 1 + 1 core", runs["apart, 1 + 1 core"])
+    cores = frozenset(os.sched_getaffinity(0))
+    for chunk_tokens in args.chunk_tokens:
+        for mixed in (False, True):
+            served = serve_colocated(config, arrivals, end_s, cores, chunk_tokens=chunk_tokens, mixed=mixed)
+            how = "one forward pass" if mixed else "in turns"
+            name = f"together, {len(cores)} cores, chunks of {chunk_tokens}, {how}"
+            runs[name] = _measured([(one.came_s, one.token_s) for one in served], [], end_s)
+            _show(name, runs[name])
+    apart = runs["apart, 1 + 1 core"]
+    best = min(quantile(run.ttft, 0.5) for name, run in runs.items() if run is not apart)
+    allowed_s = best + quantile(apart.handoff_s, 0.5)
+    print(f"\np99 / p50 of the streams apart: {apart.goal:.2f}; goal {_GOAL}: {'met' if apart.goal <= _GOAL else 'missed'}")
+    ttft_s = quantile(apart.ttft, 0.5)
+    verdict = "met" if ttft_s <= allowed_s else "missed"
+    print(f"TTFT p50 apart {ttft_s:.2f} s, best together + hand-off {allowed_s:.2f} s: {verdict}")
+    if args.json:
+        args.json.write_text(json.dumps({name: asdict(run) for name, run in runs.items()}))
+    return 0 if apart.goal <= _GOAL and ttft_s <= allowed_s else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
