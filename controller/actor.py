@@ -145,13 +145,16 @@ def _first_line(error: Exception) -> str:
 @ray.remote(num_cpus=0, max_restarts=0)
 class ControllerActor:
     """wishes: see `Controller`. config_json: a WorkerConfig. host: where it listens; empty: this node's address.
-    owner_timeout_s: end everything when `overview` was not asked for so long; 0: never."""
+    port: likewise; 0: the system chooses. owner_timeout_s: end everything when `overview` was not asked for so long; 0:
+    never."""
 
-    def __init__(self, wishes: dict[str, int | None], config_json: str, host: str, owner_timeout_s: float) -> None:
+    def __init__(
+        self, wishes: dict[str, int | None], config_json: str, host: str, owner_timeout_s: float, port: int = 0
+    ) -> None:
         config = load(WorkerConfig, config_json, "worker configuration")
         self._controller = Controller(RayLauncher(), wishes, config_json, timing=Timing(stop_s=config.drain_s + _STOP_S))
         self._trust = Trust.load(config.trust)
-        self._host = host or _node_address()
+        self._host, self._port = host or _node_address(), port
         self._owner_timeout_s = owner_timeout_s
         self._asked_s = time.monotonic()
         self._server: MembershipServer | None = None
@@ -160,7 +163,7 @@ class ControllerActor:
     async def open(self) -> str:
         """Begin to run the pools. Returns the address of the Membership service; again the same when called again."""
         if self._server is None:
-            self._server = await MembershipServer.start(self._controller, self._host, self._trust)
+            self._server = await MembershipServer.start(self._controller, self._host, self._trust, self._port)
             self._spawn(self._controller.run())
             if self._owner_timeout_s:
                 self._spawn(self._watch_owner())

@@ -17,7 +17,7 @@ import psutil
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
 from controller.share import divide
-from tandem.config import ClusterConfig, dump, ray_address
+from tandem.config import ClusterConfig, beyond_loopback, dump, ray_address
 from tandem.errors import TandemError
 
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
@@ -32,10 +32,11 @@ os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ON
 import ray  # noqa: E402
 import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
 
-__all__ = ["ClusterHandle", "start_cluster"]
+__all__ = ["ClusterHandle", "start_cluster", "start_controller"]
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
 _REACH_S = 5.0
@@ -83,7 +84,7 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     joined = ray_address()
     if joined:
         log_folder = _join(joined)
-        worker, host = config.worker, ""
+        worker, host = beyond_loopback(config.worker), ""
     else:
         log_folder = _start_local(config)
         num_cores = len(os.sched_getaffinity(0))
@@ -94,11 +95,31 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
         if joined:
             _check_offer(config)
             _check_no_other()
-        address, actor = _start_controller(replace(config, worker=worker), host)
+        wishes: dict[str, int | None] = {PREFILL: config.prefill, DECODE: config.decode}
+        address, actor = _start_controller(replace(config, worker=worker), wishes, host)
     except BaseException:
         ray.shutdown()
         raise
     return ClusterHandle(address, log_folder, actor)
+
+
+def start_controller(config: ClusterConfig, address: str, host: str, port: int) -> ClusterHandle:
+    """The controller of the Ray cluster whose head, at `address`, runs on this machine: it listens on `host`:`port`, stays on
+    this node, and keeps one worker for each unit that nodes offer, now and later.
+
+    Raises:
+        TandemError: the head cannot be joined, or runs a controller already.
+    """
+    log_folder = _join(address)
+    try:
+        _check_no_other()
+        config = replace(config, worker=beyond_loopback(config.worker))
+        place = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
+        where, actor = _start_controller(config, {PREFILL: None, DECODE: None}, host, port, scheduling_strategy=place)
+    except BaseException:
+        ray.shutdown()
+        raise
+    return ClusterHandle(where, log_folder, actor)
 
 
 def _start_local(config: ClusterConfig) -> str:
@@ -187,11 +208,12 @@ def _check_no_other() -> None:
     )
 
 
-def _start_controller(config: ClusterConfig, host: str) -> tuple[str, Any]:
-    wishes = {PREFILL: config.prefill, DECODE: config.decode}
+def _start_controller(
+    config: ClusterConfig, wishes: dict[str, int | None], host: str, port: int = 0, **options: Any
+) -> tuple[str, Any]:
     actor_class: Any = ControllerActor
-    actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
-        wishes, dump(config.worker, with_secrets=True), host, _OWNER_TIMEOUT_S
+    actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached", **options).remote(
+        wishes, dump(config.worker, with_secrets=True), host, _OWNER_TIMEOUT_S, port
     )
     try:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)

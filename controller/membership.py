@@ -35,10 +35,11 @@ class MembershipServer:
         self.address = address
 
     @classmethod
-    async def start(cls, controller: Controller, host: str, trust: Trust) -> MembershipServer:
+    async def start(cls, controller: Controller, host: str, trust: Trust, port: int = 0) -> MembershipServer:
+        """port 0: the system chooses. Raises ConfigError: the port cannot be had."""
         server = create_internal_server(trust)
         worker_pb2_grpc.add_MembershipServicer_to_server(_Membership(controller), server)
-        port = bind(server, host, 0, trust.certificates)
+        port = bind(server, host, port, trust.certificates)
         await server.start()
         return cls(server, f"{host}:{port}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from tandem.config import WorkerConfig, load
+from tandem.config import WorkerConfig, load, on_node
 from tandem.worker_process import Progress, WorkerProcess, prepare_process, process_identity
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class DecodeWorkerActor:
 
     def __init__(self, worker_id: str, config_json: str) -> None:
         prepare_process(worker_id)
-        config = load(WorkerConfig, config_json, "worker configuration")
+        node_address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        config = on_node(load(WorkerConfig, config_json, "worker configuration"), node_address)
         self._process = WorkerProcess(partial(_start_host, worker_id, config))
 
     def identify(self) -> tuple[str, int, int]:

@@ -21,13 +21,13 @@ from router.membership import follow
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from router.state import WorkerTable
+from router.tokenizers import tokenizer_loader
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
 from tandem.rpc import bind
-from tandem.tokenizer import Tokenizer
 from tandem.trust import Certificates, Trust
 
 __all__ = ["Ports", "run_router", "serve"]
@@ -57,7 +57,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
         return GrpcWorkerHandle(info, router_id, trust, lambda: table.changed(info.id), measures=measures)
 
-    fleet = Fleet(table, connect, Tokenizer.load)
+    fleet = Fleet(table, connect, tokenizer_loader(config.model))
     callers = Callers.load(config.api_keys_file)
     pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=callers, measures=measures)
     reporter = HealthReporter(table)

@@ -30,10 +30,12 @@ __all__ = [
     "TransferConfig",
     "TrustConfig",
     "WorkerConfig",
+    "beyond_loopback",
     "cache_home",
     "dump",
     "load",
     "load_file",
+    "on_node",
     "ray_address",
     "transfer_of",
 ]
@@ -151,7 +153,8 @@ class TrustConfig:
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
-    the system). threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
+    the system), and what it tells others; empty: the address of its node, which a cluster of several hosts needs.
+    threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
     drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others.
     metrics_port: of an HTTP endpoint of the worker's own metrics, for a node with one worker; 0: none, routers show them."""
 
@@ -170,7 +173,8 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """host: where clients connect. grpc_port, http_port: 0 lets the system choose.
+    """model: the checkpoint that the workers serve, as they were given it; used where the folder that they name is not on this
+    host. host: where clients connect. grpc_port, http_port: 0 lets the system choose.
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
     queue_wait_s: the longest that a request waits for a worker or for room, at each placement.
     batch_ageing_s: a batch request waits behind interactive ones that came up to so much later.
@@ -182,6 +186,7 @@ class RouterConfig:
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
     api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports."""
 
+    model: str = ""
     host: str = "127.0.0.1"
     grpc_port: int = 50051
     http_port: int = 8000
@@ -215,6 +220,17 @@ def transfer_of(worker: WorkerConfig) -> TransferConfig:
     if worker.transfer.net_devices or not _is_loopback(worker.host):
         return worker.transfer
     return dataclasses.replace(worker.transfer, net_devices="lo")
+
+
+def on_node(worker: WorkerConfig, node_address: str) -> WorkerConfig:
+    """The settings of a worker that runs on the node with that address."""
+    return worker if worker.host else dataclasses.replace(worker, host=node_address)
+
+
+def beyond_loopback(worker: WorkerConfig) -> WorkerConfig:
+    """The settings for nodes that others started: each worker is where its node is. An address that is no loopback one was
+    chosen by the operator, and stays."""
+    return dataclasses.replace(worker, host="") if _is_loopback(worker.host) else worker
 
 
 def _is_loopback(host: str) -> bool:

@@ -64,6 +64,7 @@ ONLY_IN = {
             "router/server.py",
             "router/statuses.py",
             "controller/membership.py",
+            "controller/node/watch.py",
         ),
     ),
 }
@@ -112,6 +113,9 @@ PURE = (
     "controller/reconcile.py",
     "controller/controller.py",
     "controller/fake_launcher.py",
+    "controller/node/node.py",
+    "controller/node/place.py",
+    "controller/node/ray_process.py",
 )
 NOT_PURE = ("torch", "ray", "grpc", "nixl", "transformers")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller.launch import ClusterHandle
     from controller.overview import Overview
 
-__all__ = ["pools_line", "ready_line", "run_in_foreground"]
+__all__ = ["Incidents", "StopRequest", "pools_line", "ready_line", "run_in_foreground"]
 
 _LOOK_S = 0.2
 _WATCH_S = 1.0
@@ -32,7 +32,7 @@ _ROUTER_READY_S = 60.0
 _ROUTER_GRACE_S = 30.0
 
 
-class _StopRequest:
+class StopRequest:
     """SIGINT, SIGTERM: the first asks for a stop in order, the second ends this process at once (the reaper cleans up)."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _StopRequest:
         os.write(2, b"tandem: stopping; a second signal ends it at once\n")
 
 
-class _Incidents:
+class Incidents:
     """Each lost worker and failed start is told once, with the place of the logs."""
 
     def __init__(self, log_folder: str) -> None:
@@ -80,7 +80,7 @@ def run_in_foreground(config: ClusterConfig) -> int:
 
 
 def _run(config: ClusterConfig, out: TextIO) -> int:
-    stop = _StopRequest()
+    stop = StopRequest()
     clock = MonotonicClock()
     begin_s = clock.now()
     display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
@@ -94,7 +94,7 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
         display.clear()
         raise
     router = RouterProcess(config.router, cluster.address, clock)
-    foreground = _Foreground(config, cluster, router, stop, clock, display, _Incidents(cluster.log_folder))
+    foreground = _Foreground(config, cluster, router, stop, clock, display, Incidents(cluster.log_folder))
     try:
         if line := foreground.start():
             print(f"{line}, after {clock.now() - begin_s:.1f} s", file=out, flush=True)
@@ -111,10 +111,10 @@ class _Foreground:
     config: ClusterConfig
     cluster: ClusterHandle
     router: RouterProcess
-    stop: _StopRequest
+    stop: StopRequest
     clock: Clock
     display: LoadingDisplay
-    incidents: _Incidents
+    incidents: Incidents
 
     def start(self) -> str:
         """From nothing to the `ready` line, which it returns; empty: a stop was asked for before.

@@ -34,6 +34,10 @@ COMMANDS = {
     "status": Command("tandem.cli.status", "pools, workers, load, leases"),
     "verify": Command("tandem.cli.verify", "parity self-test: one process against the cluster, token for token"),
     "router": Command("tandem.cli.router", ""),
+    "head": Command("tandem.cli.head", ""),
+    "node": Command("tandem.cli.node", ""),
+    "probe": Command("tandem.cli.probe", ""),
+    "leave": Command("tandem.cli.leave", ""),
 }
 
 

@@ -14,7 +14,7 @@ from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
 from tandem.trust import Certificates, Trust, read_secret
 
-__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "run", "settle_trust"]
+__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "cluster_config_of_file", "run", "settle_trust"]
 
 T = TypeVar("T")
 
@@ -73,6 +73,14 @@ def cluster_config(args: argparse.Namespace) -> ClusterConfig:
     trust = _given(config.trust, secret_file=args.cluster_secret_file)
     config = replace(config, worker=worker, router=router, trust=trust)
     config = _given(config, prefill=args.prefill, decode=args.decode)
+    _check_numbers(config)
+    return config
+
+
+def cluster_config_of_file(path: str | None, secret_file: str | None) -> ClusterConfig:
+    """The settings of a file alone, or the defaults, with the secret's file put in. Raises ConfigError: as `cluster_config`."""
+    config = load_file(ClusterConfig, path) if path else ClusterConfig()
+    config = replace(config, trust=_given(config.trust, secret_file=secret_file))
     _check_numbers(config)
     return config
 

@@ -1,0 +1,75 @@
+"""`ray start` as a child: what it is given, and its end."""
+
+import json
+import socket
+import sys
+
+import pytest
+
+from controller.node.ray_process import RayProcess, check_address, head_command, is_reachable, node_command, token_environment
+from tandem.errors import ConfigError, TandemError
+from tandem.secret import Secret
+
+
+def test_a_head_offers_no_worker_a_place() -> None:
+    assert not any(word.startswith("--resources") for word in head_command("10.0.0.1", 6379))
+
+
+def test_resources_are_one_word_that_no_shell_reads() -> None:
+    words = node_command("head:6379", "10.0.0.2", {"tandem_decode": 1})
+    offer = [word for word in words if word.startswith("--resources=")]
+    assert [json.loads(word.partition("=")[2]) for word in offer] == [{"tandem_decode": 1}]
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:x", "head:0", "head:70000", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--head .* is no HOST:PORT"):
+        check_address(address, "--head")
+
+
+def test_addresses_of_both_families_are_read() -> None:
+    assert check_address("head:6379", "--head") == ("head", 6379)
+    assert check_address("[fd00::1]:6379", "--head") == ("fd00::1", 6379)
+
+
+def test_rays_token_follows_from_the_secret_and_does_not_show_it() -> None:
+    secret = Secret("0123456789abcdef")
+    token = token_environment(secret)["RAY_AUTH_TOKEN"]
+    assert token == token_environment(Secret("0123456789abcdef"))["RAY_AUTH_TOKEN"]
+    assert token != token_environment(Secret("0123456789abcdeg"))["RAY_AUTH_TOKEN"]
+    assert secret.reveal() not in token
+    assert len(token) == 64
+
+
+def test_reachable_is_where_somebody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()[:2]
+        assert is_reachable(address)
+    assert not is_reachable(address)
+
+
+def test_an_ended_child_shows_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
+    code = (
+        "import os, sys; e = os.environ; "
+        "sys.exit(7 if ('RAY_ADDRESS' not in e, e['RAY_worker_niceness'], e['A']) == (True, '0', 'b') else 1)"
+    )
+    ray = RayProcess([sys.executable, "-S", "-c", code], {"A": "b"})
+    assert ray.ended() is None
+    ray.start()
+    assert ray._process is not None
+    ray._process.wait(10)
+    assert ray.ended() == 7
+    ray.stop()
+
+
+def test_a_child_is_ended_with_sigterm() -> None:
+    ray = RayProcess([sys.executable, "-S", "-c", "import signal; signal.pause()"], {})
+    ray.start()
+    ray.stop()
+    assert ray.ended() == -15
+
+
+def test_a_command_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(TandemError, match="the Ray node cannot be started"):
+        RayProcess(["/nowhere/ray"], {}).start()
