@@ -77,8 +77,8 @@ class BoundedConnection(H11Protocol):
     def _stop_reading(self) -> None:
         if self.transport.is_closing():
             return
-        answered = self.cycle is not None and self.cycle.response_started and self.conn.their_state is not h11.IDLE
-        if not answered and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        has_begun = self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]
+        if has_begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse()
         self.transport.close()
 

@@ -26,7 +26,9 @@ _EACH = 250
 _PATIENCE_S = 8.0
 _MOST_GROWTH_MIB = 300.0
 _MOST_OTHERS_P95_S = 1.0
-_LONG = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True, "logprobs": 5}
+# Far more than what the system and a window of HTTP/2 take for a client that does not read.
+_LONG = {"prompt": "x" * 200, "max_tokens": 20, "ignore_eos": True, "stream": True, "logprobs": 20, "echo": True}
+_LONG_CALL = pb.GenerateRequest(text="x" * 400, max_new_tokens=20, ignore_eos=True, prompt_logprobs=20, echo=True)
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -62,15 +64,13 @@ async def silent_clients(router: RouterProcess, close_later: contextlib.AsyncExi
 
 
 async def half_calls(router: RouterProcess, close_later: contextlib.AsyncExitStack) -> list[asyncio.Future[grpc.StatusCode]]:
-    """Over gRPC: streams of which one message is read, and calls whose message never comes."""
+    """Over gRPC: streams of which nothing is read, and calls whose message never comes."""
     statuses: list[asyncio.Future[grpc.StatusCode]] = []
-    message = pb.GenerateRequest(text="x", max_new_tokens=400, ignore_eos=True, logprobs=20)
     path = "/tandem.v1.Inference/Generate"
     for _ in range(_EACH // 10):
         channel = await close_later.enter_async_context(create_channel(router.address))
         for _ in range(10):
-            reading = channel.stream_stream(path)(iter([message.SerializeToString()]))
-            await reading.read()
+            reading = channel.stream_stream(path)(iter([_LONG_CALL.SerializeToString()]))
             unsaid = channel.stream_stream(path)()
             statuses += [asyncio.ensure_future(call.code()) for call in (reading, unsaid)]
             close_later.callback(reading.cancel)

@@ -190,7 +190,9 @@ class _Client:
         call = self.channel.stream_stream(path)(iter(bodies), timeout=wait_s, metadata=metadata)
         leaves_early = self.rng.random() < 0.1
         try:
-            async for _ in call:
+            async for response in call:
+                if b"internal error" in response:
+                    self.findings.problems.append(f"{path}: {response!r} to {bodies!r}")
                 if leaves_early:
                     call.cancel()
             code = await call.code()
