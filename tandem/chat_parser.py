@@ -243,14 +243,18 @@ def _types_of(schema: object) -> set[str]:
     """Names of JSON's types that a schema allows, itself or in its alternatives; empty: it does not say. Clients write schemas
     as they like, so nothing of their form is believed."""
     parts = [schema, *_list_in(schema, "anyOf"), *_list_in(schema, "oneOf")]
-    found = {name for part in parts for name in _list_in(part, "type") if isinstance(name, str)}
+    found = {name for part in parts for name in (_type_in(part), *_list_in(part, "type")) if isinstance(name, str)}
     found = found or {_type_of(value) for value in _list_in(schema, "enum")}
     return found | {"integer"} if "number" in found else found
 
 
+def _type_in(schema: object) -> object:
+    return schema.get("type") if isinstance(schema, Mapping) else None
+
+
 def _list_in(schema: object, key: str) -> Sequence[object]:
     value = schema.get(key) if isinstance(schema, Mapping) else None
-    return value if isinstance(value, list) else [] if value is None else [value]
+    return value if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:

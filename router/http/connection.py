@@ -84,12 +84,9 @@ class BoundedConnection(H11Protocol):
 
     def _refuse(self) -> None:
         refusal = Refusal(408, "timeout_error", f"the request did not come within {self.patience_s:g} s")
-        headers = [("content-type", "application/json"), ("connection", "close")]
-        for event in (
-            h11.Response(status_code=refusal.status, headers=headers),
-            h11.Data(data=json.dumps(body_of(refusal)).encode()),
-            h11.EndOfMessage(),
-        ):
+        body = json.dumps(body_of(refusal)).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=refusal.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
 
     def _watch_reader(self) -> None:

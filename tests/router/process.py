@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from router.fake_workers import FakeCluster
@@ -70,7 +70,7 @@ class RouterProcess:
         """Connections among them."""
         return int(self.process.num_fds())
 
-    async def in_flight(self, client: httpx.AsyncClient) -> Counter[str]:
+    async def in_flight(self, client: httpx2.AsyncClient) -> Counter[str]:
         """Requests that the router holds, by phase."""
         reply = await client.get(f"{self.url}/status", timeout=30)
         return Counter({phase: int(number) for phase, number in reply.json().get("requests", {}).items() if int(number)})

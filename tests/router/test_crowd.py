@@ -12,13 +12,14 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-import httpx
+import httpx2
 import pytest
 
 from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tests.router.process import RouterProcess, router_process
+from tests.router.test_server import SMALL_WINDOWS
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,7 @@ async def half_calls(router: RouterProcess, close_later: contextlib.AsyncExitSta
     statuses: list[asyncio.Future[grpc.StatusCode]] = []
     path = "/tandem.v1.Inference/Generate"
     for _ in range(_EACH // 10):
-        channel = await close_later.enter_async_context(create_channel(router.address))
+        channel = await close_later.enter_async_context(grpc.aio.insecure_channel(router.address, options=SMALL_WINDOWS))
         for _ in range(10):
             reading = channel.stream_stream(path)(iter([_LONG_CALL.SerializeToString()]))
             unsaid = channel.stream_stream(path)()
@@ -77,7 +78,7 @@ async def half_calls(router: RouterProcess, close_later: contextlib.AsyncExitSta
     return statuses
 
 
-async def others(router: RouterProcess, client: httpx.AsyncClient, stub: pb_grpc.InferenceStub) -> list[float]:
+async def others(router: RouterProcess, client: httpx2.AsyncClient, stub: pb_grpc.InferenceStub) -> list[float]:
     """Seconds of short requests, one after the other, over both."""
     taken = []
     for _ in range(20):
@@ -102,11 +103,11 @@ async def until(condition: object, bound_s: float) -> None:
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncIterator[tuple[RouterProcess, httpx.AsyncClient, pb_grpc.InferenceStub]]:
+async def bench(folder: Path) -> AsyncIterator[tuple[RouterProcess, httpx2.AsyncClient, pb_grpc.InferenceStub]]:
     settings = {"client_timeout_s": _PATIENCE_S}
     async with (
         router_process(folder, settings=settings, slots=512) as router,
-        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
+        httpx2.AsyncClient(base_url=router.url, timeout=30) as client,
         create_channel(router.address) as channel,
     ):
         yield router, client, pb_grpc.InferenceStub(channel)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-import httpx
+import httpx2
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -39,6 +39,8 @@ _PATHS = (
 )
 _POSTS = (("/v1/completions", GOOD_COMPLETION), ("/v1/chat/completions", GOOD_CHAT))
 _FORBIDDEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+# What the client's library itself says when the call has ended before all its messages were written.
+_CLIENTS_OWN = "Internal error from Core"
 _CALL_S = 20.0
 _WATCH_S = 0.05
 _SETTLE_S = 20.0
@@ -74,7 +76,10 @@ async def fuzz(plan: Plan, folder: Path) -> Findings:
     findings = Findings()
     settings = {"client_timeout_s": 2.0, "queue_wait_s": 5.0}
     async with router_process(folder, settings=settings, max_context_tokens=512, slots=64) as router:
-        async with create_channel(router.address) as channel, httpx.AsyncClient(base_url=router.url, timeout=_CALL_S) as client:
+        async with (
+            create_channel(router.address) as channel,
+            httpx2.AsyncClient(base_url=router.url, timeout=_CALL_S) as client,
+        ):
             end_s = time.monotonic() + plan.seconds
             sending = [
                 asyncio.create_task(_Client(random.Random(f"{plan.seed}-{i}"), channel, client, router, findings).run(end_s))
@@ -95,7 +100,7 @@ async def fuzz(plan: Plan, folder: Path) -> Findings:
     return findings
 
 
-async def _look_for_leaks(router: RouterProcess, client: httpx.AsyncClient, findings: Findings) -> None:
+async def _look_for_leaks(router: RouterProcess, client: httpx2.AsyncClient, findings: Findings) -> None:
     until_s = time.monotonic() + _SETTLE_S
     while held := await router.in_flight(client):
         if time.monotonic() > until_s:
@@ -108,7 +113,7 @@ async def _look_for_leaks(router: RouterProcess, client: httpx.AsyncClient, find
 class _Client:
     rng: random.Random
     channel: grpc.aio.Channel
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     router: RouterProcess
     findings: Findings
 
@@ -130,7 +135,7 @@ class _Client:
                     text = await reply.aread()
                     if b'"server_error"' in text:
                         status = 500
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             status = type(error).__name__
         self._judge_http(f"POST {path}", status, body)
 
@@ -138,7 +143,7 @@ class _Client:
         path, method = self.rng.choice(_PATHS), self.rng.choice(("GET", "GET", "HEAD", "POST", "PUT", "OPTIONS", "X"))
         try:
             status: object = (await self.http.request(method, path, headers=self._headers())).status_code
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             status = type(error).__name__
         self._judge_http(f"{method} {path}", status, b"")
 
@@ -200,9 +205,12 @@ class _Client:
             code = error.code()
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
+        details = await call.details()
+        if len(bodies) > 1 and details == _CLIENTS_OWN:
+            code = grpc.StatusCode.CANCELLED
         self.findings.note(method.name, code.name)
         if code in _FORBIDDEN:
-            self.findings.problems.append(f"{path}: {code.name} ({await call.details()}) to {bodies!r}")
+            self.findings.problems.append(f"{path}: {code.name} ({details}) to {bodies!r}")
 
     def _headers(self) -> list[tuple[str, bytes]]:
         if self.rng.random() < 0.8:
