@@ -87,7 +87,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         await context.abort(code, details, hint)
         raise AssertionError("abort does not return")
 
-    async def ModelStreamInfer(
+    async def ModelStreamInfer(  # type: ignore[override]  # it writes by itself, to give up a client that does not read
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> None:
         """Any number of requests, served side by side; a message for whatever has come of each since the client read last. The
