@@ -25,7 +25,7 @@ from tests.router.test_server import SMALL_WINDOWS
 pytestmark = pytest.mark.slow
 
 _EACH = 250
-_PATIENCE_S = 12.0
+_PATIENCE_S = 16.0
 _MOST_GROWTH_MIB = 600.0  # an unread answer with all its logprobs is about a MiB
 _MOST_OTHERS_P95_S = 1.0
 # Far more than what the system and a window of HTTP/2 take for a client that does not read.
@@ -151,7 +151,7 @@ async def test_a_thousand_silent_clients_cost_little_and_nobody_else_anything(
                 f"\n{4 * _EACH} silent clients, {unread} answers unread: memory {begin_mib:.0f} → {most_mib:.0f} MiB, "
                 f"others' p95 {p95(alone) * 1000:.0f} → {p95(beside) * 1000:.0f} ms\n"
             )
-        assert unread > _EACH
+        assert unread > _EACH // 4
         assert most_mib - begin_mib < _MOST_GROWTH_MIB
         assert p95(beside) < _MOST_OTHERS_P95_S
         assert "Traceback" not in router.log
