@@ -29,13 +29,13 @@ _POOLS = ("prefill", "decode")
 
 
 class UpCluster:
-    """stub: of the running router. log: what `up` and the router wrote to stderr so far."""
+    """stub: of the running router. address, url: of its gRPC and HTTP. log: what `up` and the router wrote to stderr so far."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str, log_file: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], ready_line: str, log_file: Path) -> None:
         self.process = process
-        self.address = address
+        self.address, self.url = _places(ready_line)
         self._log_file = log_file
-        self._channel = create_channel(address)
+        self._channel = create_channel(self.address)
         self.stub = pb_grpc.InferenceStub(self._channel)
         self._operations = operations_pb2_grpc.OperationsStub(self._channel)
 
@@ -119,7 +119,7 @@ async def up_cluster(
         log_file = Path(folder) / "log"
         process = _start(words, log_file)
         try:
-            cluster = UpCluster(process, await asyncio.to_thread(_address, process, log_file), log_file)
+            cluster = UpCluster(process, await asyncio.to_thread(_ready_line, process, log_file), log_file)
             try:
                 yield cluster
             finally:
@@ -134,12 +134,18 @@ def _start(words: Sequence[str], log_file: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
-def _address(process: subprocess.Popen[str], log_file: Path) -> str:
+def _ready_line(process: subprocess.Popen[str], log_file: Path) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith("ready"):
         raise RuntimeError(f"the cluster did not start:\n{log_file.read_text(errors='replace')[-3000:]}")
-    return next(word for word in line.split() if ":" in word).rstrip(",:")
+    return line
+
+
+def _places(ready_line: str) -> tuple[str, str]:
+    """HOST:PORT of gRPC and the URL of HTTP."""
+    address, url, *_ = (word.rstrip(",:") for word in ready_line.split() if ":" in word)
+    return address, url
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,9 +1,10 @@
 """Who may call, and how much at once. Keys come from a file; without one everybody may.
 
-One key a line: its name, the key, and how many answers it may have under way at once (nothing: as many as there is room for)::
+One key a line: its name, the key, how many answers it may have under way at once, and how many of those may wait for a worker
+(0 or nothing: as many as there is room for)::
 
-    # name        key                                   at once
-    team-a        sk-3f9c0b7a51e24d0f8a6c               16
+    # name        key                                   at once   waiting
+    team-a        sk-3f9c0b7a51e24d0f8a6c               16        4
     dashboard     sk-a81d7be2c40948d8b1f3
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,11 +27,14 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass(slots=True)
 class Caller:
-    """name: for logs; the key itself is kept nowhere. max_at_once: 0: no limit of its own. num_at_once: answers under way."""
+    """name: for logs; the key itself is kept nowhere. num_at_once: answers under way. num_queued: those of them that no worker
+    has yet. max_at_once, max_queued: the most of each; 0: no limit of its own."""
 
     name: str
     max_at_once: int = 0
+    max_queued: int = 0
     num_at_once: int = 0
+    num_queued: int = 0
 
     @contextlib.contextmanager
     def admitted(self, num_answers: int) -> Iterator[None]:
@@ -39,12 +43,32 @@ class Caller:
             Overloaded: it has as many under way as it may.
         """
         if self.max_at_once and self.num_at_once + num_answers > self.max_at_once:
-            raise Overloaded(f"this API key may have {self.max_at_once} answers under way at once", _RETRY_AFTER_S)
+            reason = f"this API key may have {self.max_at_once} answers under way at once (max_at_once); try again later"
+            raise Overloaded(reason, _RETRY_AFTER_S)
         self.num_at_once += num_answers
         try:
             yield
         finally:
             self.num_at_once -= num_answers
+
+    def require_place_in_queue(self, retry_after_s: Callable[[], float]) -> None:
+        """For a new answer; one that is placed again keeps its place, whatever has come since.
+
+        Raises:
+            Overloaded: it has as many waiting as it may.
+        """
+        if self.max_queued and self.num_queued >= self.max_queued:
+            reason = f"this API key may have {self.max_queued} answers waiting at once (max_queued); try again later"
+            raise Overloaded(reason, retry_after_s())
+
+    @contextlib.contextmanager
+    def queued(self) -> Iterator[None]:
+        """While an answer waits for a worker."""
+        self.num_queued += 1
+        try:
+            yield
+        finally:
+            self.num_queued -= 1
 
 
 ANYONE = Caller("anyone")
@@ -110,12 +134,12 @@ def _key_of(name: str, value: str | bytes) -> bytes | None:
 
 
 def _entry(words: list[str], where: str) -> tuple[bytes, Caller]:
-    if len(words) not in (2, 3):
-        raise ConfigError(f"{where}: a name, a key and perhaps a number are expected")
-    name, key = words[:2]
+    if not 2 <= len(words) <= 4:
+        raise ConfigError(f"{where}: a name, a key and perhaps one or two numbers are expected")
+    name, key, *numbers = words
     if len(key) < MIN_KEY_CHARS:
         raise ConfigError(f"{where}: the key of {name} is too short: {MIN_KEY_CHARS} characters at least")
-    most = words[2] if len(words) == 3 else "0"
-    if not most.isascii() or not most.isdigit() or len(most) > 9:
-        raise ConfigError(f"{where}: {most!r} is no number of answers")
-    return hashlib.sha256(key.encode()).digest(), Caller(name, int(most))
+    for number in numbers:
+        if not number.isascii() or not number.isdigit() or len(number) > 9:
+            raise ConfigError(f"{where}: {number!r} is no number of answers")
+    return hashlib.sha256(key.encode()).digest(), Caller(name, *map(int, numbers))

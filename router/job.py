@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from router.admission import Ticket
 from router.answer import Answer
+from router.callers import Caller
 from router.events import AttemptKey
 from router.retry import Retries
 from tandem.request import FinishReason, Phase, Request, Timings
@@ -18,11 +19,12 @@ __all__ = ["Job", "Outcome"]
 class Job:
     """One of the answers to a prompt. index: which; the first one also stands for the request until it is validated.
 
-    Who sets what: the front door message and request_id (the client's); validate request and answer; admit ticket;
+    Who sets what: the front door message, request_id (the client's) and caller; validate request and answer; admit ticket;
     place number (of the attempt); attempts the moments in timings; whoever ends it the last phase and error."""
 
     message: pb.GenerateRequest
     request_id: str
+    caller: Caller
     timings: Timings
     retries: Retries
     phase: Phase = Phase.RECEIVED

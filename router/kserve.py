@@ -18,10 +18,11 @@ from router.fleet import Fleet
 from router.job import Outcome
 from router.pipeline import Pipeline
 from router.state import WorkerTable
-from router.statuses import status_of_error
+from router.statuses import retry_hint, status_of_error
 from router.tensors import INPUTS, OUTPUTS, read_infer, write_infer
 from router.validation import validate_request_id
-from tandem.errors import InvalidRequest, RequestError
+from router.writer import write
+from tandem.errors import Cancelled, InvalidRequest, RequestError
 from tandem.v1 import kserve_pb2 as pb
 from tandem.v1 import kserve_pb2_grpc as pb_grpc
 
@@ -79,26 +80,30 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
                     token_ids += item.token_ids
                     text.append(item.text)
         except (RequestError, TimeoutError) as error:
-            code, details = status_of_error(error)
+            (code, details), hint = status_of_error(error), retry_hint(error)
         except Exception:
             log.exception("request %s ended by a bug", request.id)
-            code, details = grpc.StatusCode.INTERNAL, "internal error; the router's log has it"
-        await context.abort(code, details)
+            code, details, hint = grpc.StatusCode.INTERNAL, "internal error; the router's log has it", ()
+        await context.abort(code, details, hint)
         raise AssertionError("abort does not return")
 
-    async def ModelStreamInfer(
+    async def ModelStreamInfer(  # type: ignore[override]  # it writes by itself, to give up a client that does not read
         self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    ) -> None:
         """Any number of requests, served side by side; a message for whatever has come of each since the client read last. The
         last one of each has the finish reason, or the error."""
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(maxsize=1)
         reading = asyncio.create_task(self._serve_all(request_iterator, self._caller(context), responses))
         try:
             while (response := await responses.get()) is not None:
-                yield response
+                await write(context, response, self._pipeline.client_timeout_s)
+            return
+        except Cancelled as error:
+            code, details = status_of_error(error)
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+        await context.abort(code, details)
 
     async def _serve_all(
         self,

@@ -67,7 +67,8 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     )
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
-    http = await start_http(gateway.app(), config.host, config.http_port, config.tls)
+    bounds = config.client_timeout_s, config.max_connections
+    http = await start_http(gateway.app(), config.host, config.http_port, config.tls, *bounds)
     with _shown(table, pipeline, measures), _signals() as (stop, hurry):
         await server.start()
         following = asyncio.create_task(follow(controller_address, router_id, trust, fleet), name="membership")

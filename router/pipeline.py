@@ -45,7 +45,8 @@ _INLINE_CHARS = 4096
 
 class Pipeline:
     """model: the served one, None before any worker is known. observe: called once with each job when it has ended.
-    callers: who may call; the front doors ask them. measures: where what is measured is added."""
+    callers, client_timeout_s: who may call, and how long a client that does not read is waited for; for the front doors.
+    measures: where what is measured is added."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Pipeline:
         measures: Measures | None = None,
     ) -> None:
         self.callers = callers or Callers()
+        self.client_timeout_s = config.client_timeout_s
         self._config = config
         self._table = table
         self._model = model
@@ -84,13 +86,13 @@ class Pipeline:
             RequestError: see `tandem.errors`. TimeoutError: the deadline passed.
         """
         until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        jobs = [self._open(message, request_id)]
+        jobs = [self._open(message, request_id, caller)]
         under_way = contextlib.ExitStack()
         try:
             async with asyncio.timeout_at(until):
                 model, valid = await self._validate(jobs[0])
             under_way.enter_context(caller.admitted(valid.num_answers))
-            jobs += [self._open(message, request_id) for _ in range(1, valid.num_answers)]
+            jobs += [self._open(message, request_id, caller) for _ in range(1, valid.num_answers)]
             for index, job in enumerate(jobs):
                 self._prepare(job, model, valid, index)
             async with contextlib.aclosing(merge([self._answer(job, until) for job in jobs])) as answers:
@@ -113,9 +115,9 @@ class Pipeline:
             self._close(job, error)
             raise
 
-    def _open(self, message: pb.GenerateRequest, request_id: str) -> Job:
+    def _open(self, message: pb.GenerateRequest, request_id: str, caller: Caller) -> Job:
         retries = Retries(self._config.max_attempts, self._config.queue_wait_s, self._queue.retry_after_s)
-        job = Job(message, request_id, Timings(received=self._clock.now()), retries)
+        job = Job(message, request_id, caller, Timings(received=self._clock.now()), retries)
         self._jobs[id(job)] = job
         return job
 
@@ -185,6 +187,7 @@ class Pipeline:
         job.answer = Answer(model.tokenizer.detokenizer(), *stops, index, valid.prompt, valid.chat_format)
 
     def _admit(self, job: Job, until: float | None) -> None:
+        job.caller.require_place_in_queue(self._queue.retry_after_s)
         job.ticket = self._queue.admit(job.request.service_class, len(job.request.tokens), until)
         job.timings.queued = self._clock.now()
 
@@ -195,7 +198,8 @@ class Pipeline:
         request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
         need = Need(request.request_id, request.max_total_tokens, self._prefix(request), request.service_class)
         tried = frozenset(job.retries.tried)
-        placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
+        with job.caller.queued():
+            placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
         prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
         if prefill is None or decode is None:
             gone = placed.prefill_id if prefill is None else placed.decode_id

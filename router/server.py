@@ -18,18 +18,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.answer import Delta, Prompt
-from router.callers import Callers
 from router.fleet import Fleet
 from router.gate import KeyInterceptor
 from router.job import Outcome
 from router.kserve import KServeService
 from router.pipeline import Pipeline
+from router.reader import RequestReader
 from router.state import WorkerTable
 from router.status import status_of
-from router.statuses import status_of_error
+from router.statuses import retry_hint, status_of_error
 from router.validation import validate_request_id
 from router.wire_text import find_invalid_text
-from tandem.errors import InvalidRequest, Overloaded, RequestError
+from router.writer import write
+from tandem.errors import InvalidRequest, RequestError
 from tandem.request import TokenLogprobs
 from tandem.rpc import create_server
 from tandem.v1 import inference_pb2 as pb
@@ -38,12 +39,11 @@ from tandem.v1 import kserve_pb2_grpc as kserve_grpc
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
 
-__all__ = ["REQUEST_ID_HEADER", "RETRY_AFTER_HEADER", "HealthReporter", "InferenceService", "OperationsService", "build_server"]
+__all__ = ["REQUEST_ID_HEADER", "HealthReporter", "InferenceService", "OperationsService", "build_server"]
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
-RETRY_AFTER_HEADER = "retry-after-ms"
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 OPERATIONS = operations.DESCRIPTOR.services_by_name["Operations"].full_name
 KSERVE = kserve.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -63,8 +63,11 @@ class InferenceService:
         self._fleet = fleet
 
     @property
-    def callers(self) -> Callers:
-        return self._pipeline.callers
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """For the server: keys are asked for before anything is read."""
+        callers = self._pipeline.callers
+        reader = RequestReader(self._pipeline.client_timeout_s)
+        return [KeyInterceptor(callers), reader] if callers.by_digest else [reader]
 
     async def Generate(self, request: pb.GenerateRequest | _Malformed, context: grpc.aio.ServicerContext) -> None:
         request_id = _request_id(context)
@@ -76,7 +79,7 @@ class InferenceService:
             await self._answer(request, request_id, context)
             return
         except (RequestError, TimeoutError) as error:
-            (code, details), trailers = status_of_error(error), _retry_after(error)
+            (code, details), trailers = status_of_error(error), retry_hint(error)
         except Exception:
             if context.done():
                 return  # the client left while we wrote to it
@@ -106,7 +109,7 @@ class InferenceService:
         stream = self._pipeline.generate(request, request_id, context.time_remaining(), caller)
         async with contextlib.aclosing(stream):
             async for item in stream:
-                await context.write(_response(item, self._token_bytes))
+                await write(context, _response(item, self._token_bytes), self._pipeline.client_timeout_s)
 
     def _token_bytes(self, token_id: int) -> bytes:
         return self._fleet.model.tokenizer.token_bytes(token_id) if self._fleet.model else b""
@@ -173,7 +176,7 @@ def build_server(
     inference: InferenceService, operations_service: OperationsService, reporter: HealthReporter, max_message_bytes: int
 ) -> grpc.aio.Server:
     """All services on one server, without a port yet."""
-    server = create_server(max_message_bytes, [KeyInterceptor(inference.callers)] if inference.callers.by_digest else [])
+    server = create_server(max_message_bytes, inference.interceptors)
     # By hand: the generated code would answer bytes that do not parse with UNKNOWN.
     methods = {
         "Generate": grpc.unary_stream_rpc_method_handler(
@@ -212,10 +215,6 @@ def _request_id(context: grpc.aio.ServicerContext) -> str:
 
 def _printable(request_id: str) -> str:
     return "".join(character for character in request_id[:128] if " " <= character <= "~")
-
-
-def _retry_after(error: BaseException) -> tuple[tuple[str, str], ...]:
-    return ((RETRY_AFTER_HEADER, str(round(error.retry_after_s * 1000))),) if isinstance(error, Overloaded) else ()
 
 
 def _response(item: Delta | Outcome, token_bytes: Callable[[int], bytes]) -> pb.GenerateResponse:

@@ -6,7 +6,9 @@ import grpc
 
 from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
 
-__all__ = ["status_of_error"]
+__all__ = ["RETRY_AFTER_HEADER", "retry_hint", "status_of_error"]
+
+RETRY_AFTER_HEADER = "retry-after-ms"
 
 _STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -22,3 +24,8 @@ def status_of_error(error: RequestError | TimeoutError) -> tuple[grpc.StatusCode
     """A code and what to tell."""
     code = next(code for kind, code in _STATUS if isinstance(error, kind))
     return code, str(error) or "the deadline passed"
+
+
+def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata: when the client may come again, in milliseconds, if the error says so."""
+    return ((RETRY_AFTER_HEADER, str(round(error.retry_after_s * 1000))),) if isinstance(error, Overloaded) else ()

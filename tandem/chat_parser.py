@@ -163,7 +163,7 @@ class ChatParser:
         name = function[1].strip()
         types = self._types.get(name, {})
         arguments = {key.strip(): _value(text, types.get(key.strip())) for key, text in _PARAMETER.findall(function[2])}
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+        return ToolCall(name, _dump(arguments))
 
 
 def _held_back(text: str, mark: str) -> int:
@@ -179,14 +179,39 @@ def _newlines(text: str) -> int:
 
 
 def _read_json(body: str) -> ToolCall | None:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+    data = _load(body, None)
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str) or not _is_text(data["name"]):
         return None
     arguments = data.get("arguments", data.get("parameters", {}))
-    return ToolCall(data["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    if isinstance(arguments, str):
+        arguments = _load(arguments, None)
+    return ToolCall(data["name"], _dump(arguments)) if isinstance(arguments, dict) else None
+
+
+def _load(text: str, otherwise: object) -> Any:
+    """JSON's value, if it is one that JSON can spell again: no NaN, and nothing nested too deeply."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return otherwise
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _dump(value: object) -> str:
+    """Half of a surrogate pair stays escaped: as a character it could not be sent."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if _is_text(text) else json.dumps(value)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _signature(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -200,10 +225,37 @@ def _signature(tool: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str, schema: object) -> object:
-    """A parameter is text; the schema says whether it spells something else."""
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
+    """A parameter is text; its schema says whether it spells something else. Where that may be text or not, it is text unless
+    it spells one of the others. Without a schema, it is what it spells."""
+    allowed = _types_of(schema)
+    if allowed == {"string"}:
         return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    value = _load(_SPELLINGS.get(text, text) if allowed & {"boolean", "null"} else text, text)
+    return text if "string" in allowed and _type_of(value) not in allowed else value
+
+
+# As templates write them that print a Python value.
+_SPELLINGS = {"True": "true", "False": "false", "None": "null"}
+_TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
+
+
+def _types_of(schema: object) -> set[str]:
+    """Names of JSON's types that a schema allows, itself or in its alternatives; empty: it does not say. Clients write schemas
+    as they like, so nothing of their form is believed."""
+    parts = [schema, *_list_in(schema, "anyOf"), *_list_in(schema, "oneOf")]
+    found = {name for part in parts for name in (_type_in(part), *_list_in(part, "type")) if isinstance(name, str)}
+    found = found or {_type_of(value) for value in _list_in(schema, "enum")}
+    return found | {"integer"} if "number" in found else found
+
+
+def _type_in(schema: object) -> object:
+    return schema.get("type") if isinstance(schema, Mapping) else None
+
+
+def _list_in(schema: object, key: str) -> Sequence[object]:
+    value = schema.get(key) if isinstance(schema, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def _type_of(value: object) -> str:
+    return "null" if value is None else _TYPES[type(value)]

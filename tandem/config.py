@@ -183,6 +183,8 @@ class RouterConfig:
     ask_after_s: after so much silence before the first token the prefill worker is asked whether it has the task.
     stall_s: an attempt of which nothing was heard for so long, not even an answer to that, has ended.
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
+    client_timeout_s: the longest that a client may take to send a request, and that it may leave what is written to it unread.
+    max_connections: over HTTP, at once; one more is closed unserved.
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
     api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports."""
 
@@ -199,6 +201,8 @@ class RouterConfig:
     stall_s: float = 120.0
     max_new_tokens_default: int = 128
     max_message_bytes: int = 16 * 1024 * 1024
+    client_timeout_s: float = 60.0
+    max_connections: int = 4096
     api_keys_file: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)

@@ -32,6 +32,7 @@ from tandem.tokenizer import Tokenizer
 from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tandem.v1 import kserve_pb2_grpc as kserve_grpc
 from tandem.v1.worker_pb2 import WorkerDescription
 from transfer.agent import TransferAgent
 from transfer.nixl_agent import NixlAgent
@@ -60,6 +61,7 @@ class LocalCluster:
         self.prefill = prefill
         self.decode = decode
         self.stub = router.stub
+        self.kserve = router.kserve
         self.http_url = f"http://127.0.0.1:{router.http.port}"
         self.stop_router = router.stop
         self.measures = router.measures
@@ -127,6 +129,7 @@ class LocalRouter:
         self._server = server
         self._channel = create_channel(f"127.0.0.1:{port}")
         self.stub = pb_grpc.InferenceStub(self._channel)
+        self.kserve = kserve_grpc.GRPCInferenceServiceStub(self._channel)
 
     @classmethod
     async def start(cls, config: RouterConfig) -> LocalRouter:

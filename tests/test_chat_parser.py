@@ -60,6 +60,52 @@ CASES = {
 }
 
 
+def called_with(schema: object, text: str) -> object:
+    """What a parameter of this schema becomes."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
+    call = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    (parsed,) = parse(call, ChatFormat(tools=[tool])).tool_calls
+    return json.loads(parsed.arguments, parse_constant=pytest.fail)["x"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "12", "12"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", 12),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "[1]", "[1]"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": "number"}, "2", 2),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "object"}, '{"a": [1, "é"]}', {"a": [1, "é"]}),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "integer"}, "no number", "no number"),
+        ({}, "12", 12),
+        (None, "a\n\nb\n", "a\n\nb\n"),
+        ({"type": 5, "anyOf": 7, "oneOf": [3], "enum": "x"}, "12", 12),
+    ],
+)
+def test_a_parameter_is_what_its_schema_says_it_spells(schema: object, text: str, value: object) -> None:
+    assert called_with(schema, text) == value
+
+
+@pytest.mark.parametrize("arguments", ['"no object"', "[1]", '{"a": NaN}', "7", '"[]"'])
+def test_arguments_that_are_no_json_object_stay_text(arguments: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse(text, BOTH) == ChatParts(text)
+
+
+def test_half_a_surrogate_pair_in_a_call_can_still_be_sent() -> None:
+    (call,) = parse('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', BOTH).tool_calls
+    assert json.loads(call.arguments.encode()) == {"a": "\ud800"}
+    text = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    assert parse(text, BOTH) == ChatParts(text)
+
+
 @pytest.mark.parametrize(("text", "form", "expected"), CASES.values(), ids=CASES)
 def test_each_part_finds_its_field(text: str, form: ChatFormat, expected: ChatParts) -> None:
     assert parse(text, form) == expected

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import kserve_pb2 as kserve
 from tests.local_cluster import LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -49,6 +50,55 @@ async def test_a_seed_gives_the_same_text_through_any_face(cluster: LocalCluster
     whole = await client.completions.create(**options)
     streamed = "".join([chunk.choices[0].text async for chunk in await client.completions.create(**options, stream=True)])
     assert whole.choices[0].text == streamed == expected
+    await cluster.until_whole()
+
+
+async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_through_any_face(
+    cluster: LocalCluster, client: openai.AsyncOpenAI
+) -> None:
+    sampling = pb.Sampling(temperature=1.0, seed=23, min_p=0.01, presence_penalty=0.3)
+    message = pb.GenerateRequest(text="The river was", sampling=sampling, max_new_tokens=24, ignore_eos=True)
+    alone = await native(cluster, message)
+    served_by = set()
+
+    async def through_grpc() -> str:
+        responses = [response async for response in cluster.stub.Generate(message)]
+        served_by.add((responses[-1].finished.prefill_worker, responses[-1].finished.decode_worker))
+        return "".join(response.text for response in responses)
+
+    async def through_http() -> str:
+        body: Any = {"min_p": 0.01, "ignore_eos": True}
+        got = await client.completions.create(
+            model="tandem-embedded",
+            prompt="The river was",
+            max_tokens=24,
+            temperature=1,
+            seed=23,
+            presence_penalty=0.3,
+            extra_body=body,
+        )
+        return got.choices[0].text
+
+    async def through_kserve() -> str:
+        asked = {"max_tokens": 24, "temperature": 1, "seed": 23, "min_p": 0.01, "presence_penalty": 0.3, "ignore_eos": True}
+        request = kserve.ModelInferRequest(model_name="tandem-embedded")
+        for name, value in (("text_input", b"The river was"), ("sampling_parameters", json.dumps(asked).encode())):
+            tensor = request.inputs.add(name=name, datatype="BYTES", shape=[1])
+            tensor.contents.bytes_contents.append(value)
+        reply = await cluster.kserve.ModelInfer(request)
+        place = [output.name for output in reply.outputs].index("text_output")
+        return reply.raw_output_contents[place][4:].decode()
+
+    async def stranger(number: int) -> str:
+        other = pb.Sampling(temperature=0.2 * (number % 6), seed=number, repetition_penalty=1 + number / 10)
+        text = "stranger " * (number + 1)
+        return await native(cluster, pb.GenerateRequest(text=text, sampling=other, max_new_tokens=30, ignore_eos=True))
+
+    strangers = [asyncio.create_task(stranger(number)) for number in range(16)]
+    same = await asyncio.gather(*(through() for through in (through_grpc, through_http, through_kserve) for _ in range(4)))
+    await asyncio.gather(*strangers)
+    assert same == [alone] * 12
+    assert len({prefill for prefill, _ in served_by}) == len({decode for _, decode in served_by}) == 2
     await cluster.until_whole()
 
 

@@ -56,7 +56,7 @@ def _message(fields: Fields) -> pb.ChatMessage:
     message = pb.ChatMessage(
         role=_ROLES.get(role, role),
         content=_content(fields),
-        reasoning=fields.text("reasoning_content") or "",
+        reasoning=_reasoning(fields),
         tool_call_id=fields.text("tool_call_id") or "",
         name=fields.text("name") or "",
         tool_calls=_calls(fields),
@@ -64,6 +64,12 @@ def _message(fields: Fields) -> pb.ChatMessage:
     fields.ignore("refusal", "annotations", "audio", "function_call")
     fields.done()
     return message
+
+
+def _reasoning(fields: Fields) -> str:
+    """Under either of the names that servers give it."""
+    named = [fields.text(name) for name in ("reasoning_content", "reasoning")]
+    return next(filter(None, named), "")
 
 
 def _calls(fields: Fields) -> list[pb.ToolCall]:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.applications import Starlette
 
+from router.http.connection import BoundedConnection
 from tandem.config import TlsConfig
 from tandem.errors import ConfigError
 
 __all__ = ["HttpServer", "start_http"]
 
 _STOP_WAIT_S = 5.0
+# So much of an answer may wait in the system for its client. By itself it takes megabytes for one that does not read.
+_SEND_BUFFER_BYTES = 64 * 1024
 
 
 class _Server(uvicorn.Server):
@@ -47,8 +50,15 @@ class HttpServer:
             await asyncio.wait([self._serving])
 
 
-async def start_http(app: Starlette, host: str, port: int, tls: TlsConfig) -> HttpServer:
-    """port 0: the system chooses.
+async def start_http(
+    app: Starlette,
+    host: str,
+    port: int,
+    tls: TlsConfig,
+    patience_s: float = BoundedConnection.patience_s,
+    most: int = BoundedConnection.most,
+) -> HttpServer:
+    """port 0: the system chooses. patience_s, most: see `BoundedConnection`.
 
     Raises:
         ConfigError: the port cannot be had, or a certificate cannot be used.
@@ -63,7 +73,7 @@ async def start_http(app: Starlette, host: str, port: int, tls: TlsConfig) -> Ht
         server_header=False,
         timeout_keep_alive=30,
         h11_max_incomplete_event_size=64 * 1024,
-        http="h11",
+        http=type("Connection", (BoundedConnection,), {"patience_s": patience_s, "most": most}),
     )
     config.load()
     config.ssl = context
@@ -82,6 +92,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listening.bind((host, port))
     except OSError as error:
         listening.close()

@@ -8,16 +8,19 @@ import grpc.aio
 import openai
 import pytest
 
+from router.answer import Delta
 from router.callers import ANYONE, Callers
 from router.fake_workers import Script
+from router.job import Outcome
 from tandem.client import AsyncClient
 from tandem.errors import ConfigError, Overloaded, Unauthenticated
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import kserve_pb2, kserve_pb2_grpc
 from tandem.v1 import operations_pb2 as operations
 from tests.router.http.tools import face
+from tests.router.test_kserve import infer
 from tests.router.test_server import door
-from tests.router.tools import Bench, says, until
+from tests.router.tools import Bench, prompt, says, until
 
 KEY, OTHER = "sk-0123456789abcdef", "sk-another-key-of-some-length"
 
@@ -55,6 +58,8 @@ def test_without_a_file_everybody_may() -> None:
         ("only-a-name", "line 1"),
         (f"a {KEY}\nb {KEY}", "line 2.*that of a already"),
         (f"a {KEY} many", "line 1.*no number"),
+        (f"a {KEY} 1 2 3", "line 1.*one or two numbers"),
+        (f"a {KEY} 1 -2", "line 1.*'-2' is no number"),
         ("a short", "too short"),
     ],
 )
@@ -124,3 +129,65 @@ async def test_a_key_has_only_so_many_answers_under_way(callers: Callers) -> Non
                 await other.generate("x", n=5, timeout_s=0.2)
         await until(lambda: not bench.cluster.num_running and not bench.pipeline.num_by_phase)
         bench.assert_nothing_is_left()
+
+
+def keys_with(tmp_path: Path, line: str) -> Callers:
+    file = tmp_path / "limited"
+    file.write_text(line)
+    return Callers.load(str(file))
+
+
+async def test_a_key_has_only_so_many_answers_waiting_and_others_still_get_in(tmp_path: Path) -> None:
+    callers = keys_with(tmp_path, f"team {KEY} 0 1\nother {OTHER}\n")
+    bench = Bench(script=Script(step_s=3600), callers=callers, slots=1)
+    team = callers.identify([("x-api-key", KEY)])
+    async with door(bench) as it, AsyncClient(it.address, api_key=KEY) as client:
+        running = asyncio.ensure_future(client.generate("x"))
+        await until(lambda: bench.pipeline.num_by_phase["decoding"] == 1)
+        waiting = asyncio.ensure_future(client.generate("x"))
+        await until(lambda: team.num_queued == 1)
+        with pytest.raises(Overloaded, match=r"1 answers waiting at once \(max_queued\)") as refused:
+            await client.generate("x")
+        assert refused.value.retry_after_s > 0
+        kserve = kserve_pb2_grpc.GRPCInferenceServiceStub(it.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await kserve.ModelInfer(infer("text_input", "BYTES", bytes_contents=[b"x"]), metadata=(("x-api-key", KEY),))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert int(dict(error.value.trailing_metadata())["retry-after-ms"]) > 0
+        async with AsyncClient(it.address, api_key=OTHER) as other:
+            also = asyncio.ensure_future(other.generate("x"))
+            await until(lambda: bench.pipeline.num_by_phase["queued"] == 2)
+            also.cancel()
+            await asyncio.wait([also])
+        for ask in (running, waiting):
+            ask.cancel()
+        await asyncio.wait((running, waiting))
+        await until(lambda: not bench.pipeline.num_by_phase and not bench.cluster.num_running)
+        assert (team.num_at_once, team.num_queued) == (0, 0)
+        bench.assert_nothing_is_left()
+
+
+async def test_http_tells_a_key_when_to_come_again(tmp_path: Path) -> None:
+    callers = keys_with(tmp_path, f"team {KEY} 0 1\n")
+    bench = Bench(script=Script(step_s=3600), callers=callers, slots=1)
+    async with face(bench) as it:
+        client = it.client.with_options(api_key=KEY)
+        with pytest.raises(openai.RateLimitError, match="max_queued") as refused:
+            await client.completions.create(model="bytes", prompt="x", n=3)
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        await until(lambda: not bench.pipeline.num_by_phase and not bench.cluster.num_running)
+        bench.assert_nothing_is_left()
+
+
+async def test_an_answer_that_is_placed_again_is_not_refused_for_the_queue_of_its_key(tmp_path: Path) -> None:
+    callers = keys_with(tmp_path, f"team {KEY} 0 1\n")
+    team = callers.identify([("x-api-key", KEY)])
+    bench = Bench(script=Script(handoff_failures=["TransferFailed"]), callers=callers)
+    stream = bench.pipeline.generate(prompt(max_new_tokens=3), "r", None, team)
+    first = await anext(stream)
+    with team.queued():  # another one waits by now
+        rest = [item async for item in stream]
+    assert isinstance(first, Delta)
+    assert isinstance(rest[-1], Outcome)
+    assert rest[-1].attempts == 2
+    assert team.num_queued == 0

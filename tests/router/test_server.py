@@ -18,8 +18,11 @@ from tandem.config import RouterConfig
 from tandem.rpc import bind, create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tandem.v1 import kserve_pb2 as kserve
+from tandem.v1 import kserve_pb2_grpc as kserve_grpc
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
+from tests.router.http.tools import face
 from tests.router.tools import SERVED, Bench, prompt, says, until
 
 
@@ -111,6 +114,30 @@ async def test_a_request_for_nothing_names_the_field() -> None:
         assert dict(error.trailing_metadata())["x-request-id"]
 
 
+EMPTY = {
+    "text": pb.GenerateRequest(text=""),
+    "tokens": pb.GenerateRequest(token_ids=pb.TokenIds()),
+    "chat": pb.GenerateRequest(chat=pb.ChatMessages()),
+    "nothing": pb.GenerateRequest(),
+}
+
+
+async def test_an_empty_prompt_is_refused_at_every_door_and_the_next_request_served() -> None:
+    bench = Bench(script=says("hi"))
+    async with door(bench) as it, face(bench) as http:
+        for message in EMPTY.values():
+            assert (await refusal(it.inference.Generate(message))).code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kserve_grpc.GRPCInferenceServiceStub(it.channel).ModelInfer(kserve.ModelInferRequest())
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for body in ({"prompt": ""}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [""]}, {}):
+            assert (await http.post("/v1/completions", body)).status_code == 400
+        assert (await http.post("/v1/chat/completions", {"messages": []})).status_code == 400
+        assert [message async for message in it.inference.Generate(prompt())][-1].finished.finish_reason == "stop"
+        assert (await http.post("/v1/completions", {"prompt": "x"})).json()["choices"][0]["text"] == "hi"
+        bench.assert_nothing_is_left()
+
+
 async def test_a_bad_request_id_is_refused() -> None:
     async with door(Bench()) as it:
         error = await refusal(it.inference.Generate(prompt(), metadata=(("x-request-id", "x" * 200),)))
@@ -125,6 +152,37 @@ async def test_bytes_that_are_no_request_are_the_clients_mistake(data: bytes) ->
     async with door(Bench()) as it:
         error = await refusal(it.channel.unary_stream("/tandem.v1.Inference/Generate")(data, timeout=5))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/tandem.v1.Inference/ListModels",
+        "/tandem.v1.Operations/GetStatus",
+        "/inference.GRPCInferenceService/ModelInfer",
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_bytes_that_are_no_message_are_refused_by_every_method(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with door(Bench()) as it:
+        for sent in ([b"\xff\xff\xff"], [b"\xff", b"\xff"]):
+            error = await refusal(it.channel.stream_stream(method)(iter(sent), timeout=5))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert not caplog.records
+
+
+async def test_a_call_whose_request_never_comes_ends_in_time() -> None:
+    bench = Bench(config=RouterConfig(client_timeout_s=0.05))
+    async with door(bench) as it:
+        for path in ("/tandem.v1.Inference/Generate", "/inference.GRPCInferenceService/ModelInfer"):
+            error = await refusal(it.channel.stream_stream(path)(timeout=5))
+            assert (error.code(), "did not come" in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+            assert (
+                await refusal(it.channel.stream_stream(path)(iter(()), timeout=5))
+            ).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_message_beyond_the_limit_is_refused() -> None:
@@ -253,3 +311,20 @@ async def test_a_client_that_does_not_read_is_sent_few_messages() -> None:
         messages = [message async for message in call]
         assert "".join(message.text for message in messages) == text
         assert len(messages) < 400
+
+
+# Windows of HTTP/2 that do not grow with what comes.
+SMALL_WINDOWS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535), ("grpc.enable_http_proxy", 0))
+
+
+async def test_a_client_that_never_reads_is_given_up_in_time_and_leaves_nothing() -> None:
+    bench = Bench(config=RouterConfig(client_timeout_s=0.2), slots=16)
+    async with door(bench) as it, grpc.aio.insecure_channel(it.address, options=SMALL_WINDOWS) as channel:
+        message = prompt("x" * 400, max_new_tokens=100, n=4, logprobs=20, prompt_logprobs=20, echo=True, ignore_eos=True)
+        call = pb_grpc.InferenceStub(channel).Generate(message)
+        await call.wait_for_connection()
+        await until(lambda: bench.ended and not bench.pipeline.num_by_phase)
+        bench.assert_nothing_is_left()
+        error = await refusal(call)
+        assert error.code() is grpc.StatusCode.CANCELLED
+        assert "nothing of the answer was read" in error.details()
