@@ -133,7 +133,7 @@ class PlacementQueue:
             return True
         decision = place(self._table.snapshot(), head.need, head.exclude)
         if isinstance(decision, Placement):
-            self._table.assign(head.key, decision, head.prefill_tokens, head.need.max_total_tokens)
+            self._table.assign(head.key, decision, head.prefill_tokens, head.need)
             self._pace.left(now)
             head.placed.set_result(decision)
         elif isinstance(decision, NeverFits):

@@ -14,6 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from router.prefixes import PrefixDirectory
+from tandem.cache.growth import expected_blocks
 from tandem.cache.names import Prefix
 
 __all__ = ["Decision", "Need", "NeverFits", "NoRoomNow", "NoWorker", "Placement", "Snapshot", "WorkerView", "place"]
@@ -24,6 +25,7 @@ class WorkerView:
     """One worker at one moment. What this router has assigned and the worker has not yet reported is counted in.
 
     ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed.
+    overcommit: of a decode worker; it counts a request with less than the blocks of its longest answer.
     """
 
     id: str
@@ -35,6 +37,7 @@ class WorkerView:
     state_slots_used: int = 0
     state_slots_total: int = 0
     block_size_tokens: int = 1
+    overcommit: float = 1.0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
@@ -42,9 +45,14 @@ class WorkerView:
     def can_ever_hold(self, tokens: int) -> bool:
         return self.blocks(tokens) <= self.kv_blocks_total and self.state_slots_total > 0
 
-    def can_hold(self, tokens: int) -> bool:
+    def expected_blocks(self, need: Need) -> int:
+        """What a decode worker counts the request with."""
+        now, whole = self.blocks(need.num_tokens or need.max_total_tokens), self.blocks(need.max_total_tokens)
+        return expected_blocks(now, whole, self.overcommit, resumed=need.is_resumed)
+
+    def can_hold(self, need: Need) -> bool:
         free_blocks = self.kv_blocks_total - self.kv_blocks_used
-        return self.blocks(tokens) <= free_blocks and self.state_slots_used < self.state_slots_total
+        return self.expected_blocks(need) <= free_blocks and self.state_slots_used < self.state_slots_total
 
     @property
     def headroom(self) -> float:
@@ -63,11 +71,14 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Need:
     """What a request asks of its workers. max_total_tokens: positions that the sequence can reach. prefix: what is to be
-    absorbed, if any of it may have been before."""
+    absorbed, if any of it may have been before. num_tokens: positions that prefill absorbs; 0: as many as it can reach.
+    is_resumed: part of the answer was delivered already."""
 
     request_id: str
     max_total_tokens: int
     prefix: Prefix | None = None
+    num_tokens: int = 0
+    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
     if not prefill or not decode:
         missing = " and ".join(name for name, pool in (("prefill", prefill), ("decode", decode)) if not pool)
         return NoWorker(f"no {missing} worker is ready")
-    roomy = [worker for worker in decode if worker.can_hold(tokens)]
+    roomy = [worker for worker in decode if worker.can_hold(need)]
     if not roomy:
         return NoRoomNow(f"no decode worker has room for {tokens} tokens now")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.events import AttemptKey
-from router.placement import Placement, Snapshot, WorkerView
+from router.placement import Need, Placement, Snapshot, WorkerView
 from router.prefixes import PrefixDirectory, PrefixEntry
 from router.worker import DECODE, PREFILL, WorkerHandle, WorkerLoad
 
@@ -43,11 +43,12 @@ class WorkerEntry:
             ready=self.state == "ready",
             queue_tokens=max(load.queue_tokens, sum(self.assigned_tokens.values())),
             running=load.running,
-            kv_blocks_used=max(load.kv_blocks_used, sum(self.assigned_blocks.values())),
+            kv_blocks_used=max(load.kv_blocks_used, load.kv_blocks_counted, sum(self.assigned_blocks.values())),
             kv_blocks_total=load.kv_blocks_total or info.kv_blocks_total,
             state_slots_used=max(load.state_slots_used, len(self.assigned_blocks)),
             state_slots_total=load.state_slots_total or info.state_slots_total,
             block_size_tokens=info.model.block_size_tokens,
+            overcommit=load.overcommit,
         )
 
 
@@ -115,11 +116,11 @@ class WorkerTable:
             entry.prefixes = prefixes
             self.prefixes.replace(entry.handle.info.id, prefixes)
 
-    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, max_total_tokens: int) -> None:
+    def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, need: Need) -> None:
         """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
         self._entries[placement.prefill_id].assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
         entry = self._entries[placement.decode_id]
-        entry.assigned_blocks[key] = entry.view().blocks(max_total_tokens)
+        entry.assigned_blocks[key] = entry.view().expected_blocks(need)
 
     def prefill_done(self, key: AttemptKey) -> None:
         for entry in self._entries.values():

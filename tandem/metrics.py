@@ -18,7 +18,8 @@ __all__ = ["POOLS", "REGISTRY", "Load", "LoadSource", "PoolCollector", "expositi
 
 
 class Load(Protocol):
-    """The part of a worker's load that is shown here; `leases` by state, of decode workers."""
+    """The part of a worker's load that is shown here; of decode workers `leases` by state, and `evictions` by the way in which
+    the sequences come back."""
 
     @property
     def kv_blocks_used(self) -> int: ...
@@ -32,6 +33,8 @@ class Load(Protocol):
     def leases(self) -> Mapping[str, int]: ...
     @property
     def pool_mismatches(self) -> int: ...
+    @property
+    def evictions(self) -> Mapping[str, int]: ...
 
 
 LoadSource = Callable[[], Iterable[tuple[str, Load]]]
@@ -39,7 +42,8 @@ LoadSource = Callable[[], Iterable[tuple[str, Load]]]
 
 
 class PoolCollector(Collector):
-    """tandem_kv_blocks, tandem_state_slots (pool, state), tandem_leases (state), tandem_pool_mismatches_total (pool)."""
+    """tandem_kv_blocks, tandem_state_slots (pool, state), tandem_leases (state), tandem_pool_mismatches_total (pool),
+    tandem_decode_evictions_total (way)."""
 
     def __init__(self) -> None:
         self._sources: list[LoadSource] = []
@@ -58,6 +62,7 @@ class PoolCollector(Collector):
         slots: Counter[tuple[str, str]] = Counter()
         leases: Counter[str] = Counter()
         mismatches: Counter[str] = Counter()
+        evictions: Counter[str] = Counter()
         for source in self._sources:
             for pool, load in source():
                 blocks[pool, "used"] += load.kv_blocks_used
@@ -66,9 +71,10 @@ class PoolCollector(Collector):
                 slots[pool, "free"] += load.state_slots_total - load.state_slots_used
                 leases.update(load.leases)
                 mismatches[pool] += load.pool_mismatches
+                evictions.update(load.evictions)
         yield _by_pool("tandem_kv_blocks", "KV blocks of a pool of workers.", blocks)
         yield _by_pool("tandem_state_slots", "Recurrent state slots of a pool of workers.", slots)
-        family = GaugeMetricFamily("tandem_leases", "Reservations that hold memory of decode workers.", labels=("state",))
+        family = GaugeMetricFamily("tandem_leases", "Reservations at decode workers.", labels=("state",))
         for state, count in sorted(leases.items()):
             family.add_metric((state,), count)
         yield family
@@ -80,6 +86,18 @@ class PoolCollector(Collector):
         for pool, count in sorted(mismatches.items()):
             found.add_metric((pool,), count)
         yield found
+        yield _evictions(evictions)
+
+
+def _evictions(counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "tandem_decode_evictions",
+        "Running sequences that gave their memory to others, by where they come back from: host memory or prefill.",
+        labels=("way",),
+    )
+    for way, count in sorted(counts.items()):
+        family.add_metric((way,), count)
+    return family
 
 
 def _by_pool(name: str, text: str, counts: Mapping[tuple[str, str], int]) -> GaugeMetricFamily:

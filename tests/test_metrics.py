@@ -10,6 +10,7 @@ DECODE = pb.WorkerLoad(
     state_slots_total=4,
     leases={"running": 1, "quarantined": 0},
     pool_mismatches=2,
+    evictions={"host": 3, "prefill": 0},
 )
 
 
@@ -38,6 +39,8 @@ def test_workers_of_a_pool_are_summed_and_states_without_leases_are_there_too() 
         "tandem_leases,quarantined": 0,
         "tandem_pool_mismatches_total,decode": 4,
         "tandem_pool_mismatches_total,prefill": 0,
+        "tandem_decode_evictions_total,host": 6,
+        "tandem_decode_evictions_total,prefill": 0,
     }
 
 

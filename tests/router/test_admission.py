@@ -37,7 +37,7 @@ class Line:
         self.placed: list[str] = []
         self.waiting: dict[str, asyncio.Task[None]] = {}
         self.late: dict[str, str] = {}
-        self.cluster.table.assign(("blocker", 1), Placement("p0", "d0"), 0, 1)
+        self.cluster.table.assign(("blocker", 1), Placement("p0", "d0"), 0, Need("blocker", 1))
 
     def admit(self, service_class: ServiceClass = INTERACTIVE, deadline_s: float | None = None, tokens: int = 10) -> Ticket:
         return self.queue.admit(service_class, tokens, None if deadline_s is None else self.clock.now + deadline_s)

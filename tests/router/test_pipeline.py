@@ -10,7 +10,7 @@ import pytest
 from router.answer import Delta
 from router.events import AttemptKey, Failed, FirstToken, PrefillStarted, Ready, Standing, Tokens
 from router.fake_workers import FakeWorkerHandle, Script
-from router.placement import Placement
+from router.placement import Need, Placement
 from tandem.config import RouterConfig
 from tandem.errors import InvalidRequest, Overloaded, Unavailable
 from tandem.request import FinishReason, Phase, SamplingParams
@@ -91,7 +91,7 @@ async def test_no_token_is_lost_or_repeated_when_an_attempt_fails(script: Script
     lost = bool(script.lost_after)
     bench = Bench(2, 3, script)
     if lost:  # d2 is the last resort: it looks fuller than the others
-        bench.cluster.table.assign(("other", 1), Placement("p0", "d2"), 0, 16 * 60)
+        bench.cluster.table.assign(("other", 1), Placement("p0", "d2"), 0, Need("other", 16 * 60))
     undisturbed, _, _ = await Bench().ask(prompt(max_new_tokens=12))
     tokens, text, outcome = await bench.ask(prompt(max_new_tokens=12))
     assert tokens == undisturbed
@@ -127,6 +127,16 @@ async def test_attempts_are_bounded() -> None:
         await bench.ask(prompt())
     assert [attempt for _, attempt, _ in bench.cluster.prefill[0].submitted] == [1, 2, 3]
     assert bench.ended[0].phase is Phase.FAILED
+    bench.assert_nothing_is_left()
+
+
+async def test_being_evicted_is_no_failed_attempt() -> None:
+    once_too_often = Script(handoff_failures=["Evicted", "HandoffRefused", "Evicted"])
+    bench = Bench(2, 3, once_too_often, config=RouterConfig(max_attempts=2))
+    undisturbed, _, _ = await Bench().ask(prompt(max_new_tokens=12))
+    tokens, _, outcome = await bench.ask(prompt(max_new_tokens=12))
+    assert (tokens, outcome.attempts) == (undisturbed, 4)
+    assert len({key for prefill in bench.cluster.prefill for _, *key in prefill.submitted}) == 4
     bench.assert_nothing_is_left()
 
 

@@ -1,5 +1,7 @@
 """Where requests go, and why they cannot go anywhere."""
 
+from dataclasses import replace
+
 from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
 
 
@@ -75,3 +77,16 @@ def test_equal_workers_share_the_requests_and_a_request_finds_the_same_again() -
         counts = [sum(getattr(c, role) == f"{role[0]}{i}" for c in chosen) for i in range(4)]
         assert min(counts) > 20
     assert chosen == [place(pools, Need(f"r{i}", 32)) for i in range(200)]
+
+
+def test_with_overcommit_a_request_needs_room_for_what_is_expected_and_a_resumed_one_for_all() -> None:
+    def pools(blocks: int) -> Snapshot:
+        worker = replace(decode("d0", blocks=blocks), overcommit=4.0)
+        return Snapshot((prefill("p0"),), (worker,))
+
+    fresh = Need("r", 32 + 128, num_tokens=32)  # 2 blocks, and a quarter of 8
+    assert isinstance(place(pools(6), fresh), Placement)
+    assert isinstance(place(pools(7), fresh), NoRoomNow)
+    resumed = replace(fresh, is_resumed=True)
+    assert isinstance(place(pools(1), resumed), NoRoomNow)
+    assert isinstance(place(pools(0), resumed), Placement)

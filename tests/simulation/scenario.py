@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 LAST_ACT_S = 3.0
+_ROOM_FOR_ONE_GIB = 600 / 2**30
 WRITE_TIMEOUT_S = 1.5
 """After so long a write has failed; see `TransferConfig.timeout_s`."""
 
@@ -136,7 +137,8 @@ Act = Kill | Terminate | Freeze | Stall | Cut | Reset | FailStep | RestartRouter
 @dataclass(frozen=True)
 class Scenario:
     """seed: of all chance while it runs. blocks, slots: by role. max_queue: of a router and of a prefill worker. checkpoints:
-    recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`."""
+    recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`.
+    overcommit, swap_gib: of decode workers; above 1 sequences outgrow their memory."""
 
     seed: int
     num_prefill: int = 1
@@ -155,6 +157,8 @@ class Scenario:
     acts: tuple[Act, ...] = ()
     faults: Faults = Faults()  # noqa: RUF009  frozen
     faults_until_s: float = LAST_ACT_S
+    overcommit: float = 1.0
+    swap_gib: float = 1.0
 
     @property
     def is_calm(self) -> bool:
@@ -208,6 +212,8 @@ def draw(chance: random.Random) -> Scenario:
         acts=tuple(sorted((_act(chance, asks) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
+        overcommit=chance.choice((1.0, 3.0, 20.0)),
+        swap_gib=chance.choice((1.0, _ROOM_FOR_ONE_GIB, 0.0)),
     )
 
 
