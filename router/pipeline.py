@@ -186,8 +186,13 @@ class Pipeline:
         job.timings.attempts = job.number
         job.phase = Phase.QUEUED
         request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
-        standing = len(request.tokens), bool(request.generated)
-        need = Need(request.request_id, request.max_total_tokens, self._prefix(request), *standing)
+        need = Need(
+            request.request_id,
+            request.max_total_tokens,
+            self._prefix(request),
+            num_tokens=len(request.tokens),
+            is_resumed=bool(request.generated),
+        )
         tried = frozenset(job.retries.tried)
         placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
         prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
