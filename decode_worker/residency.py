@@ -63,7 +63,7 @@ class Residency:
     def make_room(self, running: Sequence[RunningSequence]) -> tuple[list[RunningSequence], list[Eviction]]:
         """Those that stay each have the block of their next token, taken in the order in which they came; and who gave way."""
         staying, evicted = list(running), []
-        for sequence in running:
+        for sequence in [sequence for sequence in running if self._lacks_block(sequence)]:
             while sequence in staying and not self._grow(sequence):
                 eviction = self._evict(staying)
                 staying.remove(eviction.sequence)
@@ -98,11 +98,13 @@ class Residency:
                 self._free_host_bytes += away.saved.num_bytes
         self._away = deque(away for away in self._away if away.sequence.lease.id not in lease_ids)
 
+    def _lacks_block(self, sequence: RunningSequence) -> bool:
+        """Of the token that the next step writes."""
+        return self._specs.blocks_for(sequence.context_tokens + 1) > len(sequence.lease.block_ids)
+
     def _grow(self, sequence: RunningSequence) -> bool:
-        """Whether it has the block that its next token is written to."""
+        """Whether there was a block for it."""
         needed = self._specs.blocks_for(sequence.context_tokens + 1)
-        if needed <= len(sequence.lease.block_ids):
-            return True
         try:
             sequence.lease = self._leases.grow(sequence.lease.id, sequence.lease.epoch, needed)
         except NoRoom:

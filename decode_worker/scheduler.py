@@ -19,7 +19,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Candidate", "Costs", "Eviction", "Way", "choose_victim", "may_return", "num_joins"]
+__all__ = ["Candidate", "Costs", "Victim", "Way", "choose_victim", "may_return", "num_joins"]
 
 
 class Way(enum.Enum):
@@ -55,25 +55,25 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class Victim:
     """The candidate at `index` gives way."""
 
     index: int
     way: Way
 
 
-def choose_victim(candidates: Sequence[Candidate], costs: Costs, free_host_bytes: int) -> Eviction | None:
+def choose_victim(candidates: Sequence[Candidate], costs: Costs, free_host_bytes: int) -> Victim | None:
     """The one that is cheapest to bring back; among equals the one that came last. None: there is no way for any of them.
 
     candidates: in the order in which they came.
     """
     ways = [
-        Eviction(index, way)
+        Victim(index, way)
         for index, candidate in enumerate(candidates)
         for way in Way
         if (candidate.can_resume if way is Way.PREFILL else candidate.num_bytes <= free_host_bytes)
     ]
-    return min(ways, key=lambda e: (costs.seconds(candidates[e.index], e.way), -e.index), default=None)
+    return min(ways, key=lambda v: (costs.seconds(candidates[v.index], v.way), -v.index), default=None)
 
 
 def may_return(num_blocks: int, num_running: int, free_blocks: int, free_slots: int) -> bool:
