@@ -136,7 +136,6 @@ async def test_being_evicted_is_no_failed_attempt() -> None:
     undisturbed, _, _ = await Bench().ask(prompt(max_new_tokens=12))
     tokens, _, outcome = await bench.ask(prompt(max_new_tokens=12))
     assert (tokens, outcome.attempts) == (undisturbed, 4)
-    assert len({key for prefill in bench.cluster.prefill for _, *key in prefill.submitted}) == 4
     bench.assert_nothing_is_left()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.request import FinishReason, Request, SamplingParams, StopRules
 from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
@@ -194,7 +194,7 @@ def draw(chance: random.Random) -> Scenario:
     often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
     asks = tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6))))
-    return Scenario(
+    drawn = Scenario(
         seed=chance.randrange(1 << 32),
         num_prefill=chance.randint(1, 3),
         num_decode=chance.randint(1, 3),
@@ -212,8 +212,23 @@ def draw(chance: random.Random) -> Scenario:
         acts=tuple(sorted((_act(chance, asks) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
-        overcommit=chance.choice((1.0, 3.0, 20.0)),
+    )
+    return _pressed(chance, drawn) if chance.random() < 0.15 else drawn
+
+
+def _pressed(chance: random.Random, drawn: Scenario) -> Scenario:
+    """The same, with answers that together outgrow what decode workers have."""
+    return replace(
+        drawn,
+        num_decode=min(2, drawn.num_decode),
+        blocks={**drawn.blocks, "decode": MAX_CONTEXT // BLOCK},
+        slots={**drawn.slots, "decode": 4},
+        overcommit=chance.choice((3.0, 20.0)),
         swap_gib=chance.choice((1.0, _ROOM_FOR_ONE_GIB, 0.0)),
+        asks=tuple(
+            replace(ask, at_s=ask.at_s / 4, prompt=ask.prompt[:16], max_new_tokens=chance.choice((20, 50, 80)))
+            for ask in drawn.asks
+        ),
     )
 
 
