@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +22,7 @@ from tandem.model.load import LoadedModel
 from tandem.parity import make_crowd
 from tandem.request import Request, SamplingParams, ServiceClass, StopRules
 from tests.decode_worker.pressure import EPOCH, Job, Pair
-from tests.model.variants import VARIANTS, load, make
+from tests.model.variants import VARIANTS, make
 from tests.simulation.engine import BLOCK, DigestEngine, reference
 from transfer.lease_state import LeaseState
 
@@ -210,13 +208,12 @@ def test_the_load_tells_what_a_reservation_would_find() -> None:
 # ---- with a model ----
 
 NUM_CONCURRENT = 64
-NUM_BLOCKS, NUM_SLOTS, BLOCK_TOKENS = 84, 8, 1
+NUM_BLOCKS, NUM_SLOTS, BLOCK_TOKENS = 20, 8, 4
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    made = make(tmp_path_factory.mktemp("checkpoint") / "model", VARIANTS["equal heads"])
-    return partial(load, made.folder)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return make(tmp_path_factory.mktemp("checkpoint") / "model", VARIANTS["equal heads"]).loaded
 
 
 def small_engine(model: LoadedModel) -> Engine:
@@ -226,17 +223,26 @@ def small_engine(model: LoadedModel) -> Engine:
     return Engine(model, memory, *pools, "cpu")
 
 
+@pytest.fixture(scope="module")
+def crowd() -> list[Request]:
+    """Greedy and seeded, long and short."""
+    requests = make_crowd(NUM_CONCURRENT, longest=40, vocab_size=96, max_new_tokens=40)
+    assert {r.sampling.temperature > 0 for r in requests} == {True, False}
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: LoadedModel, crowd: list[Request]) -> list[list[int]]:
+    engine = ColocatedEngine(loaded, CacheConfig(block_size_tokens=BLOCK_TOKENS), chunk_tokens=64, max_batch=1)
+    return [engine.generate([r])[0] for r in crowd]
+
+
 @pytest.mark.slow
 @BOTH_WAYS
 def test_64_concurrent_requests_in_pools_that_evict_all_the_time_give_the_reference_tokens(
-    loaded: Callable[[str], LoadedModel], swap_gib: float
+    loaded: LoadedModel, crowd: list[Request], alone: list[list[int]], swap_gib: float
 ) -> None:
-    """Greedy and seeded, long and short. The state that comes back from host memory is the same to the last bit."""
-    model = loaded("float32")
-    requests = make_crowd(NUM_CONCURRENT, longest=40, vocab_size=96, max_new_tokens=40)
-    assert {r.sampling.temperature > 0 for r in requests} == {True, False}
-    it = Pair(small_engine(model), DecodeConfig(overcommit=100.0, swap_gib=swap_gib), chunk_tokens=64)
-    jobs = it.run(requests)
-    alone = ColocatedEngine(model, CacheConfig(block_size_tokens=BLOCK_TOKENS), chunk_tokens=64, max_batch=1)
-    assert [job.tokens for job in jobs] == [alone.generate([r])[0] for r in requests]
-    print(it.evictions, it.num_turns)
+    it = Pair(small_engine(loaded), DecodeConfig(overcommit=100.0, swap_gib=swap_gib), chunk_tokens=64)
+    jobs = it.run(crowd)
+    assert [job.tokens for job in jobs] == alone
+    assert it.evictions[Way.HOST if swap_gib else Way.PREFILL] > NUM_CONCURRENT // 3

@@ -161,4 +161,4 @@ def test_states_kept_at_tiles_are_found(variant: Callable[[str], Variant]) -> No
     memory = PromptMemory(engine, PrefillConfig(checkpoint_ends=False, checkpoint_every_tokens=256))
     policy = PrefillPolicy(300, engine.tile_tokens)
     hits = [absorb(engine, memory, LONG[:length], policy).hit_tokens for length in (300, 600, 900, 900)]
-    assert hits == [0, 256, 512, 768]
+    assert hits == [0, 256, 512, 512]  # of eight slots one prompt keeps two at most, so the longest has every second tile
