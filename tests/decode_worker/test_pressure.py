@@ -208,7 +208,7 @@ def test_the_load_tells_what_a_reservation_would_find() -> None:
 # ---- with a model ----
 
 NUM_CONCURRENT = 64
-NUM_BLOCKS, NUM_SLOTS, BLOCK_TOKENS = 20, 8, 4
+NUM_BLOCKS, NUM_SLOTS, BLOCK_TOKENS = 24, 8, 4
 
 
 @pytest.fixture(scope="module")
