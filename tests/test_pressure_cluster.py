@@ -17,7 +17,7 @@ from tests.local_cluster import SMALL, local_cluster
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
 BLOCK, LONGEST, NUM_SLOTS, NUM_BLOCKS = 16, 256, 8, 28
-NUM_REQUESTS = 16
+NUM_REQUESTS = 8
 
 
 def ask(number: int) -> Request:
