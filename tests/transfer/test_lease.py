@@ -231,7 +231,14 @@ def test_a_dead_writer_frees_all_that_waited_for_it_and_nothing_else() -> None:
     other = leases.reserve(request(request_id="x"), 1, "router", "p-2")
     assert len(leases.writer_dead("p")) == 3
     assert leases.get(other.id, EPOCH).state is S.RESERVED
-    assert leases.counts_by_state() == {"reserved": 1, "receiving": 0, "verified": 1, "running": 0, "quarantined": 0}
+    assert leases.counts_by_state() == {
+        "reserved": 1,
+        "receiving": 0,
+        "verified": 1,
+        "running": 0,
+        "swapped": 0,
+        "quarantined": 0,
+    }
     assert leases.check() == []
 
 
