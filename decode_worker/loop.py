@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, Stop
 from decode_worker.report import Reporter
-from decode_worker.scheduler import num_joins
+from decode_worker.residency import Residency
+from decode_worker.scheduler import Way, num_joins
 from decode_worker.sequence import RunningSequence, VerifiedSequence
 from tandem import logprobs
 from tandem.buckets import concurrency_bucket
@@ -16,7 +17,7 @@ from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import DecodeConfig
 from tandem.engine import Engine, engine_grammars
-from tandem.errors import HandoffError, InvalidRequest, LeaseLost, Leaving, TandemError
+from tandem.errors import Evicted, HandoffError, InvalidRequest, LeaseLost, Leaving, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.measures import ALL, Measures
 from tandem.model.batch import SequenceChunk
@@ -24,19 +25,23 @@ from tandem.request import Drawn, FinishReason
 from tandem.sampling import sample_each
 from tandem.v1 import worker_pb2 as pb
 from transfer.lease import Lease, LeaseTable
+from transfer.lease_state import LeaseState
 
 __all__ = ["DecodeLoop"]
 
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.5
+# Whose memory an evicted sequence waits for, when nothing runs, is freed by other threads.
+_WAIT_FOR_ROOM_S = 0.01
 
 
 class DecodeLoop:
     """Every step advances every running sequence by one token, in one batched forward pass.
 
     Memory rule: blocks and slots belong to leases. The loop ends a lease when its sequence ends; the table decides what
-    that frees.
+    that frees. Between two steps `Residency` gives each sequence the block that it needs next, and takes memory from one
+    when there is none left.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class DecodeLoop:
         self._clock = clock
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
+        self._residency = Residency(engine, leases, clock, int(config.swap_gib * 2**30))
         self._watch = PoolWatch(leases.history)
         self._stopping = False
         self._step_s = 0.0
@@ -58,12 +64,14 @@ class DecodeLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self.turn(wait_s=0.0 if self._running or self._verified else _IDLE_WAIT_S)
+            self.turn(wait_s=0.0 if self._running or self._verified else self._idle_wait_s)
 
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._receive(wait_s)
+        self._running += self._residency.bring_back(len(self._running))
         self._join()
+        self._make_room()
         if self._running:
             self._step()
         else:
@@ -72,7 +80,7 @@ class DecodeLoop:
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""
         return pb.WorkerLoad(
-            queue=len(self._verified),
+            queue=len(self._verified) + self._residency.num_away,
             running=len(self._running),
             kv_blocks_used=self._engine.blocks.num_used,
             kv_blocks_total=self._engine.blocks.size,
@@ -82,7 +90,14 @@ class DecodeLoop:
             lease_ages=self._leases.oldest_age_by_state(),
             pool_mismatches=self._watch.num_missing,
             step_seconds=self._step_s,
+            kv_blocks_counted=self._leases.num_blocks_counted(),
+            overcommit=self._config.overcommit,
+            evictions={way.value: count for way, count in self._residency.num_evictions.items()},
         )
+
+    @property
+    def _idle_wait_s(self) -> float:
+        return _WAIT_FOR_ROOM_S if self._residency.num_away else _IDLE_WAIT_S
 
     # ---- receive ----
 
@@ -108,6 +123,7 @@ class DecodeLoop:
         ids = {lease.id for lease in unwanted}
         self._verified = deque(v for v in self._verified if v.lease.id not in ids)
         self._running = [s for s in self._running if s.lease.id not in ids]
+        self._residency.forget(ids)
 
     def _hand_over(self) -> None:
         leases = self._leases.all_live()
@@ -118,19 +134,28 @@ class DecodeLoop:
     # ---- decide and act ----
 
     def _join(self) -> None:
-        count = num_joins(len(self._verified), len(self._running), self._config.max_batch, self._config.max_joins_per_step)
+        standing = len(self._verified), len(self._running), self._residency.num_away
+        count = num_joins(*standing, self._config.max_batch, self._config.max_joins_per_step)
         for _ in range(count):
             verified = self._verified.popleft()
             try:
-                self._leases.start_running(verified.lease.id, verified.lease.epoch)
+                lease = self._leases.start_running(verified.lease.id, verified.lease.epoch)
             except LeaseLost:
                 logger.warning("lease %s ended before its sequence could join", verified.lease.id)
                 continue
+            self._residency.rates.prefill.note(verified.num_positions, _came_in_s(lease))
             try:
                 self._running.append(RunningSequence.join(verified, self._grammars))
             except InvalidRequest as error:
                 self._report.failed(verified.lease, error)
                 self._end(verified.lease, "no grammar")
+
+    def _make_room(self) -> None:
+        self._running, evicted = self._residency.make_room(self._running)
+        for eviction in evicted:
+            if eviction.way is Way.PREFILL:
+                self._report.failed(eviction.sequence.lease, Evicted("too little memory for all that runs on this worker"))
+                self._end(eviction.sequence.lease, "evicted, goes through prefill again")
 
     def _step(self) -> None:
         started_s = self._clock.now()
@@ -192,3 +217,9 @@ class DecodeLoop:
     def _check_pools(self) -> None:
         """Invariant: live leases and free indices sum to the pools' sizes."""
         self._watch.look(self._leases.check())
+
+
+def _came_in_s(lease: Lease) -> float:
+    """From reservation to verified: what it takes to bring a sequence in through prefill."""
+    moments = {step.state: step.at_s for step in lease.history}
+    return moments[LeaseState.VERIFIED] - moments[LeaseState.RESERVED]

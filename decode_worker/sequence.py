@@ -3,6 +3,8 @@
 ::
 
     Lease (reserved, receiving) ──record verified──▶ VerifiedSequence ──joins a step──▶ RunningSequence ──▶ lease released
+                                                                                       │         ▲
+                                                                                  evicted ──▶ waits in host memory
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ class VerifiedSequence:
         return self.lease.router_id
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningSequence:
-    """A member of the batch. context_tokens: positions in the caches; last_token: drawn, not yet in them.
-    num_generated: tokens of the answer so far, earlier attempts' included. last_logprobs: of last_token, when asked for."""
+    """A member of the batch, or evicted from it. lease: its newest snapshot. context_tokens: positions in the caches;
+    last_token: drawn, not yet in them. num_generated: tokens of the answer so far, earlier attempts' included.
+    last_logprobs: of last_token, when asked for."""
 
     lease: Lease
     context_tokens: int

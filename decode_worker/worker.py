@@ -26,6 +26,7 @@ from tandem.wire import request_from_wire
 from transfer.agent import TransferAgent
 from transfer.layout import CacheLayout, group_tensors
 from transfer.lease import Lease, LeaseTable
+from transfer.lease_memory import AdmissionPolicy
 from transfer.receiver import ReaderIdentity, Receiver
 from transfer.record import HandoffRecord
 
@@ -58,6 +59,7 @@ class DecodeWorker:
             clock=clock,
             ttl_s=config.decode.lease_ttl_s,
             epoch=secrets.randbits(63),
+            policy=AdmissionPolicy(config.decode.overcommit, config.decode.batch_share),
         )
         self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock)
         self._receiver = Receiver(

@@ -221,6 +221,9 @@ def load_of(load: pb.WorkerLoad, before: WorkerLoad | None = None) -> WorkerLoad
         leaving=load.leaving,
         wasted_chunks=load.wasted_chunks,
         worst_wasted_chunks=load.worst_wasted_chunks,
+        kv_blocks_counted=load.kv_blocks_counted,
+        overcommit=max(1.0, load.overcommit),
+        evictions=dict(load.evictions),
     )
 
 

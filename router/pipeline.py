@@ -196,7 +196,14 @@ class Pipeline:
         job.timings.attempts = job.number
         job.phase = Phase.QUEUED
         request = dataclasses.replace(job.request, generated=tuple(job.answer.generated))
-        need = Need(request.request_id, request.max_total_tokens, self._prefix(request), request.service_class)
+        need = Need(
+            request.request_id,
+            request.max_total_tokens,
+            self._prefix(request),
+            request.service_class,
+            num_tokens=len(request.tokens),
+            is_resumed=bool(request.generated),
+        )
         tried = frozenset(job.retries.tried)
         with job.caller.queued():
             placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)

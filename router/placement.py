@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from router.prefixes import PrefixDirectory
+from tandem.cache.growth import expected_blocks
 from tandem.cache.names import Prefix
 from tandem.request import ServiceClass
 
@@ -25,7 +26,8 @@ class WorkerView:
     """One worker at one moment. What this router has assigned and the worker has not yet reported is counted in.
 
     ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed. batch_tokens,
-    batch_blocks, batch_slots: of these, those of requests of class batch.
+    batch_blocks, batch_slots: of these, those of requests of class batch. overcommit: of a decode worker; it counts a
+    request with less than the blocks of its longest answer.
     """
 
     id: str
@@ -40,6 +42,7 @@ class WorkerView:
     batch_tokens: int = 0
     batch_blocks: int = 0
     batch_slots: int = 0
+    overcommit: float = 1.0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
@@ -47,13 +50,18 @@ class WorkerView:
     def can_ever_hold(self, tokens: int) -> bool:
         return self.blocks(tokens) <= self.kv_blocks_total and self.state_slots_total > 0
 
-    def can_hold(self, tokens: int) -> bool:
-        free_blocks = self.kv_blocks_total - self.kv_blocks_used
-        return self.blocks(tokens) <= free_blocks and self.state_slots_used < self.state_slots_total
+    def expected_blocks(self, need: Need) -> int:
+        """What a decode worker counts the request with."""
+        now, whole = self.blocks(need.num_tokens or need.max_total_tokens), self.blocks(need.max_total_tokens)
+        return expected_blocks(now, whole, self.overcommit, resumed=need.is_resumed)
 
-    def has_batch_room(self, tokens: int, share: float) -> bool:
+    def can_hold(self, need: Need) -> bool:
+        free_blocks = self.kv_blocks_total - self.kv_blocks_used
+        return self.expected_blocks(need) <= free_blocks and self.state_slots_used < self.state_slots_total
+
+    def has_batch_room(self, need: Need, share: float) -> bool:
         """Batch would hold no more than this share of blocks and of slots. One request of it may always be here."""
-        blocks_fit = self.batch_blocks + self.blocks(tokens) <= share * self.kv_blocks_total
+        blocks_fit = self.batch_blocks + self.expected_blocks(need) <= share * self.kv_blocks_total
         return not self.batch_slots or (blocks_fit and self.batch_slots + 1 <= share * self.state_slots_total)
 
     def tokens_before(self, service_class: ServiceClass) -> int:
@@ -80,12 +88,15 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Need:
     """What a request asks of its workers. max_total_tokens: positions that the sequence can reach. prefix: what is to be
-    absorbed, if any of it may have been before."""
+    absorbed, if any of it may have been before. num_tokens: positions that prefill absorbs; 0: as many as it can reach.
+    is_resumed: part of the answer was delivered already."""
 
     request_id: str
     max_total_tokens: int
     prefix: Prefix | None = None
     service_class: ServiceClass = ServiceClass.INTERACTIVE
+    num_tokens: int = 0
+    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +143,11 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
     if not prefill or not decode:
         missing = " and ".join(name for name, pool in (("prefill", prefill), ("decode", decode)) if not pool)
         return NoWorker(f"no {missing} worker is ready")
-    roomy = [worker for worker in decode if worker.can_hold(tokens)]
+    roomy = [worker for worker in decode if worker.can_hold(need)]
     if not roomy:
         return NoRoomNow(f"no decode worker has room for {tokens} tokens now")
     if need.service_class is ServiceClass.BATCH:
-        roomy = [worker for worker in roomy if worker.has_batch_room(tokens, snapshot.batch_share)]
+        roomy = [worker for worker in roomy if worker.has_batch_room(need, snapshot.batch_share)]
         if not roomy:
             return NoRoomNow(f"requests of class batch hold their {snapshot.batch_share:.0%} of the decode workers")
 

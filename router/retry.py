@@ -6,17 +6,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.events import Failed
-from tandem.errors import HandoffRefused, InvalidRequest, LeaseLost, Leaving, NoRoom, Overloaded, TransferFailed, Unavailable
+from tandem.errors import (
+    Evicted,
+    HandoffRefused,
+    InvalidRequest,
+    LeaseLost,
+    Leaving,
+    NoRoom,
+    Overloaded,
+    TransferFailed,
+    Unavailable,
+)
 
 __all__ = ["Retries", "final_error"]
 
 # Failures that either of two workers may be at fault for, whichever reports them; for lack of room it is the decode worker.
-_ABOUT_DECODE = frozenset(kind.__name__ for kind in (HandoffRefused, LeaseLost, Leaving, NoRoom, TransferFailed))
+_ABOUT_DECODE = frozenset(kind.__name__ for kind in (Evicted, HandoffRefused, LeaseLost, Leaving, NoRoom, TransferFailed))
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 _RETRY_AFTER_S = 1.0
-# A worker that leaves says so once; so many are a rolling restart of a large pool, more are a mistake.
-_MOST_LEAVINGS = 16
+# Ends that nobody is to blame for. A worker that leaves says so once; so many are a rolling restart of a large pool, more are a
+# mistake. A request is evicted once: what was resumed reserves its whole answer.
+_BLAMELESS = frozenset(kind.__name__ for kind in (Evicted, Leaving))
+_MOST_BLAMELESS = 16
 
 
 @dataclass(slots=True)
@@ -34,7 +46,7 @@ class Retries:
     _full: set[str] = field(default_factory=set)
     _failures: int = 0
     _no_rooms: int = 0
-    _leavings: int = 0
+    _blameless: int = 0
     _paused_s: float = 0.0
 
     def after(self, failure: Failed, decode_id: str) -> float:
@@ -42,7 +54,7 @@ class Retries:
 
         A worker's refusal for lack of room only says that our view of its load was old. It counts as no failed attempt,
         but pauses grow, so that it does not become a busy loop. A prefill worker whose queue is full is asked once; when the
-        next one asked is that worker again, all are full. A worker that leaves does not count either.
+        next one asked is that worker again, all are full. A worker that leaves does not count either, nor one that made room.
 
         Raises:
             RequestError: the failure is final, or there were too many. RuntimeError: it is final and should not exist.
@@ -65,8 +77,8 @@ class Retries:
                 raise Overloaded(f"{failure.reason}; try again later", self.retry_after_s())
             return pause_s
         self.tried.add(failure.worker_id)
-        if failure.kind == Leaving.__name__ and self._leavings < _MOST_LEAVINGS:
-            self._leavings += 1
+        if failure.kind in _BLAMELESS and self._blameless < _MOST_BLAMELESS:
+            self._blameless += 1
             return 0.0
         self._failures += 1
         if self._failures >= self.max_attempts:

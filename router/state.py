@@ -60,7 +60,7 @@ class WorkerEntry:
             ready=self.state == "ready",
             queue_tokens=max(load.queue_tokens, sum(self.assigned_tokens.values())),
             running=load.running,
-            kv_blocks_used=max(load.kv_blocks_used, sum(self.assigned_blocks.values())),
+            kv_blocks_used=max(load.kv_blocks_used, load.kv_blocks_counted, sum(self.assigned_blocks.values())),
             kv_blocks_total=load.kv_blocks_total or info.kv_blocks_total,
             state_slots_used=max(load.state_slots_used, len(self.assigned_blocks)),
             state_slots_total=load.state_slots_total or info.state_slots_total,
@@ -68,6 +68,7 @@ class WorkerEntry:
             batch_tokens=sum(self.assigned_tokens.get(key, 0) for key in self.batch),
             batch_blocks=sum(self.assigned_blocks.get(key, 0) for key in self.batch),
             batch_slots=sum(key in self.assigned_blocks for key in self.batch),
+            overcommit=load.overcommit,
         )
 
 
@@ -160,7 +161,7 @@ class WorkerTable:
         prefill, decode = self._entries[placement.prefill_id], self._entries[placement.decode_id]
         self._assigned[key] = (prefill, decode)
         prefill.assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)
-        decode.assigned_blocks[key] = decode.view().blocks(need.max_total_tokens)
+        decode.assigned_blocks[key] = decode.view().expected_blocks(need)
         for entry in (prefill, decode):
             if need.service_class is ServiceClass.BATCH:
                 entry.batch.add(key)

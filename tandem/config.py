@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import json
+import math
 import os
 import types
 import typing
@@ -103,11 +104,25 @@ class PrefillConfig:
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """max_batch: most sequences in one step. max_joins_per_step: verified sequences that may join in one step.
-    lease_ttl_s: a reservation whose hand-off is not complete by then expires."""
+    lease_ttl_s: a reservation whose hand-off is not complete by then expires.
+    overcommit: by how much the longest answers that were asked for may exceed the memory for them. 1.0: a reservation holds
+    the blocks of the whole answer. Above, it counts for the prompt and 1 / `overcommit` of the answer, takes blocks as it
+    grows, and sequences are evicted when all grow longer than that.
+    swap_gib: host memory for sequences that were evicted; none left, or 0: they go through prefill again.
+    batch_share: of blocks and of slots that requests of class batch may hold together; one of them may always be there."""
 
     max_batch: int = 64
     max_joins_per_step: int = 8
     lease_ttl_s: float = 60.0
+    overcommit: float = 1.0
+    swap_gib: float = 4.0
+    batch_share: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: a value is out of range."""
+        for name, least, most in (("overcommit", 1.0, math.inf), ("swap_gib", 0.0, math.inf), ("batch_share", 0.0, 1.0)):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise ConfigError(f"decode.{name}: {value:g} is not between {least:g} and {most:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@
     │   ├── NoRoom              the decode worker cannot reserve now: wait for room, or take another worker
     │   ├── HandoffRefused      a field of the hand-off record did not match: release the lease, try again
     │   ├── Leaving             the worker is about to end: take another; nobody is to blame
+    │   ├── Evicted             the decode worker ran out of memory for the answer: go on from the tokens so far; no failure
     │   ├── TransferFailed      a write did not complete: release the lease, drop the pair, try again
     │   └── LeaseLost           the lease expired, was aborted, or belongs to a former life: forget it
     └── PeerRefused             two workers do not fit together: do not pair them, report the reason
@@ -30,6 +31,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "ConfigError",
+    "Evicted",
     "HandoffError",
     "HandoffRefused",
     "InvalidRequest",
@@ -118,6 +120,11 @@ class TransferFailed(HandoffError):
 
 class Leaving(HandoffError):
     """The worker is about to end in good order and takes no more work. Place the request elsewhere; it counts as no failure."""
+
+
+class Evicted(HandoffError):
+    """A running sequence gave its memory to others. Place the request again with the tokens so far: it then reserves its
+    whole answer and is not sent back a second time. It counts as no failure."""
 
 
 class LeaseLost(HandoffError):

@@ -39,7 +39,8 @@ __all__ = [
 
 
 class Load(Protocol):
-    """The part of a worker's load that is shown here; `leases` by state, of decode workers."""
+    """The part of a worker's load that is shown here; of decode workers `leases` by state, and `evictions` by the way in which
+    the sequences come back."""
 
     @property
     def queue(self) -> int: ...
@@ -59,6 +60,8 @@ class Load(Protocol):
     def leases(self) -> Mapping[str, int]: ...
     @property
     def pool_mismatches(self) -> int: ...
+    @property
+    def evictions(self) -> Mapping[str, int]: ...
 
 
 LoadSource = Callable[[], Iterable[tuple[str, Load]]]
@@ -67,7 +70,7 @@ LoadSource = Callable[[], Iterable[tuple[str, Load]]]
 
 class PoolCollector(Collector):
     """tandem_kv_blocks, tandem_state_slots (pool, state), tandem_worker_requests (pool, state), tandem_queue_tokens (pool),
-    tandem_leases (state), tandem_pool_mismatches_total (pool)."""
+    tandem_leases (state), tandem_pool_mismatches_total (pool), tandem_decode_evictions_total (way)."""
 
     def __init__(self) -> None:
         self._sources: list[LoadSource] = []
@@ -88,6 +91,7 @@ class PoolCollector(Collector):
         tokens: Counter[tuple[str, ...]] = Counter()
         leases: Counter[tuple[str, ...]] = Counter()
         mismatches: Counter[str] = Counter()
+        evictions: Counter[str] = Counter()
         for source in self._sources:
             for pool, load in source():
                 blocks[pool, "used"] += load.kv_blocks_used
@@ -99,6 +103,7 @@ class PoolCollector(Collector):
                 tokens[pool,] += load.queue_tokens
                 leases.update({(state,): count for state, count in load.leases.items()})
                 mismatches[pool] += load.pool_mismatches
+                evictions.update(load.evictions)
         yield _gauge("tandem_kv_blocks", "KV blocks of a pool of workers.", ("pool", "state"), blocks)
         yield _gauge("tandem_state_slots", "Recurrent state slots of a pool of workers.", ("pool", "state"), slots)
         yield _gauge("tandem_worker_requests", "Requests that workers of a pool hold.", ("pool", "state"), requests)
@@ -112,6 +117,18 @@ class PoolCollector(Collector):
         for pool, count in sorted(mismatches.items()):
             found.add_metric((pool,), count)
         yield found
+        yield _evictions(evictions)
+
+
+def _evictions(counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "tandem_decode_evictions",
+        "Running sequences that gave their memory to others, by where they come back from: host memory or prefill.",
+        labels=("way",),
+    )
+    for way, count in sorted(counts.items()):
+        family.add_metric((way,), count)
+    return family
 
 
 class MeasureCollector(Collector):

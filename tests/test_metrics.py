@@ -18,6 +18,7 @@ DECODE = pb.WorkerLoad(
     pool_mismatches=2,
     queue=1,
     running=2,
+    evictions={"host": 3, "prefill": 0},
 )
 
 
@@ -52,6 +53,8 @@ def test_workers_of_a_pool_are_summed_and_states_without_leases_are_there_too() 
         "tandem_leases,quarantined": 0,
         "tandem_pool_mismatches_total,decode": 4,
         "tandem_pool_mismatches_total,prefill": 0,
+        "tandem_decode_evictions_total,host": 6,
+        "tandem_decode_evictions_total,prefill": 0,
     }
 
 

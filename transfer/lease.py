@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import replace
 from typing import TypeVar
 
 from tandem.cache.pool import IndexPool
 from tandem.cache.spec import CacheSpecs
 from tandem.clock import Clock
-from tandem.errors import InvalidRequest, LeaseLost, NoRoom
+from tandem.errors import LeaseLost, NoRoom
 from tandem.request import Request
-from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, Lease, LeaseState, Transition
+from transfer.lease_memory import AdmissionPolicy, LeaseMemory
+from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, NO_SLOT, Lease, LeaseState, Transition
 from transfer.record import NONCE_BYTES
 
 __all__ = ["Lease", "LeaseState", "LeaseTable"]
@@ -31,20 +32,28 @@ class LeaseTable:
 
     blocks, slots: the pools; nobody else allocates from them. specs: of the caches behind them. ttl_s: a reservation expires
     after so long without a sign of its writer. epoch: names this life of the worker, so that a lease of a former life is
-    never mistaken.
+    never mistaken. policy: who is let in.
     """
 
-    def __init__(self, blocks: IndexPool, slots: IndexPool, specs: CacheSpecs, clock: Clock, ttl_s: float, epoch: int) -> None:
+    def __init__(
+        self,
+        blocks: IndexPool,
+        slots: IndexPool,
+        specs: CacheSpecs,
+        clock: Clock,
+        ttl_s: float,
+        epoch: int,
+        policy: AdmissionPolicy | None = None,
+    ) -> None:
         self.epoch = epoch
-        self._blocks = blocks
-        self._slots = slots
-        self._specs = specs
+        self._memory = LeaseMemory(blocks, slots, specs, policy or AdmissionPolicy())
         self._clock = clock
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
         self._live: dict[str, Lease] = {}
         self._by_key: dict[tuple[str, int], str] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._past: deque[Lease] = deque(maxlen=_REMEMBERED_ENDED)
         self._ended_counts: Counter[LeaseState] = Counter()
         self._abandoned: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._dead_writers: OrderedDict[str, None] = OrderedDict()
@@ -52,19 +61,16 @@ class LeaseTable:
     # ---- the writer's side asks ----
 
     def reserve(self, request: Request, attempt: int, router_id: str, writer_id: str) -> Lease:
-        """Blocks for every position the request can reach and one slot, all or nothing. Asking again for the same attempt
-        gives the same lease, so that a caller whose first answer was lost can learn what it must release.
+        """One slot and blocks for every position the request can reach, or with overcommit for those it starts with, all or
+        nothing. Asking again for the same attempt gives the same lease, so that a caller whose first answer was lost can
+        learn what it must release.
 
         Raises:
             InvalidRequest: it could never fit, even alone.
             NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt, or is dead and
             nobody would ever release what it asks for.
         """
-        wanted = self._specs.blocks_for(request.max_total_tokens)
-        if wanted > self._blocks.size:
-            field = "prompt" if self._specs.blocks_for(len(request.prompt)) > self._blocks.size else "max_new_tokens"
-            limit = self._blocks.size * self._specs.block_size_tokens
-            raise InvalidRequest(field, f"{request.max_total_tokens} positions, a decode worker holds at most {limit}")
+        claim = self._memory.claim(request)
         with self._lock:
             key = (request.request_id, attempt)
             if (known := self._by_key.get(key)) is not None:
@@ -76,7 +82,8 @@ class LeaseTable:
                 raise LeaseLost(f"attempt {attempt} of {request.request_id} was abandoned")
             if writer_id in self._dead_writers:
                 raise LeaseLost(f"writer {writer_id} is dead: this was sent before")
-            self._require_room(wanted)
+            self._memory.require_room(claim, list(self._live.values()))
+            block_ids, slot = self._memory.take(claim.first)
             now = self._clock.now()
             lease = Lease(
                 id=secrets.token_hex(16),
@@ -86,10 +93,11 @@ class LeaseTable:
                 attempt=attempt,
                 router_id=router_id,
                 writer_id=writer_id,
-                block_ids=tuple(self._blocks.allocate(wanted)),
-                slot=self._slots.allocate(1)[0],
+                block_ids=block_ids,
+                slot=slot,
                 expires_at=now + self._ttl_s,
                 history=(Transition(now, S.RESERVED, "reserve"),),
+                claim=claim,
             )
             self._live[lease.id] = lease
             self._by_key[key] = lease.id
@@ -178,16 +186,53 @@ class LeaseTable:
             lease = self._find(lease_id, epoch)
             if lease.id not in self._live:
                 return False
-            if lease.state is not S.RUNNING:
-                raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not running")
-            self._end(lease, S.RELEASED, cause)
+            self._end(self._running(lease_id, epoch), S.RELEASED, cause)
             return True
+
+    def grow(self, lease_id: str, epoch: int, num_blocks: int) -> Lease:
+        """The running sequence takes blocks until it has so many. They come from the free ones alone, so no writer of another
+        lease can still reach them.
+
+        Raises:
+            NoRoom: fewer are free; nothing was taken. LeaseLost: it does not run.
+        """
+        with self._lock:
+            lease = self._running(lease_id, epoch)
+            taken = self._memory.take_blocks(max(0, num_blocks - len(lease.block_ids)))
+            lease = self._live[lease_id] = replace(lease, block_ids=lease.block_ids + taken)
+            return lease
+
+    def swap_out(self, lease_id: str, epoch: int, cause: str) -> Lease:
+        """The running sequence was copied to host memory: free all it holds here. Raises LeaseLost: it does not run."""
+        with self._lock:
+            lease = self._running(lease_id, epoch)
+            self._memory.free(lease)
+            moved = self._move(lease, S.SWAPPED, cause)
+            self._past.append(moved)
+            away = self._live[lease_id] = replace(moved, block_ids=(), slot=NO_SLOT)
+            return away
+
+    def swap_in(self, lease_id: str, epoch: int, num_blocks: int) -> Lease:
+        """It comes back, to other blocks and another slot; what they hold is for the caller to restore.
+
+        Raises:
+            NoRoom: too little is free. LeaseLost: it was aborted meanwhile.
+        """
+        with self._lock:
+            lease = self._find_live(lease_id, epoch)
+            if lease.state is not S.SWAPPED:
+                raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not swapped")
+            block_ids, slot = self._memory.take(num_blocks)
+            moved = self._move(lease, S.RUNNING, "came back")
+            back = self._live[lease_id] = replace(moved, block_ids=block_ids, slot=slot)
+            return back
 
     # ---- anybody ends it ----
 
     def abort(self, lease_id: str, cause: str) -> Lease:
         """End a lease early. While the writer may write, its memory goes to quarantine; after verification it is freed at once.
         A *running* lease may be aborted only by the decode loop between two steps: a step in flight writes into its blocks.
+        A swapped one holds nothing; its copy is the decode loop's.
         For an ended lease nothing happens.
 
         Raises:
@@ -197,7 +242,7 @@ class LeaseTable:
             lease = self._find(lease_id, self.epoch)
             if lease.state in AWAITED_STATES:
                 return self._end(lease, S.ABORTED, cause) if lease.writer_finished else self._move(lease, S.QUARANTINED, cause)
-            if lease.state in (S.VERIFIED, S.RUNNING):
+            if lease.state in (S.VERIFIED, S.RUNNING, S.SWAPPED):
                 return self._end(lease, S.ABORTED, cause)
             return lease
 
@@ -263,30 +308,24 @@ class LeaseTable:
     def check(self) -> list[str]:
         """What does not sum: an index neither free nor held, or held twice. Empty when all is well."""
         with self._lock:
-            held_blocks = [block for lease in self._live.values() for block in lease.block_ids]
-            held_slots = [lease.slot for lease in self._live.values()]
-            wrong = [f"block {index}" for index in self._blocks.check(held_blocks)]
-            return wrong + [f"slot {index}" for index in self._slots.check(held_slots)]
+            return self._memory.check(list(self._live.values()))
+
+    def num_blocks_counted(self) -> int:
+        """Blocks that a new reservation takes for used: held, or expected of what is here."""
+        with self._lock:
+            return self._memory.num_counted(self._live.values())
 
     def history(self, name: str) -> str:
-        """The newest lease, ended ones too, that held what `check` calls "block 7" or "slot 2", and what became of it."""
+        """The newest lease that held what `check` calls "block 7" or "slot 2", if only until its end or its eviction, and what
+        became of it."""
         kind, index = name.split()
         with self._lock:
-            for lease in (*self._live.values(), *reversed(self._ended.values())):
-                if int(index) in (lease.block_ids if kind == "block" else (lease.slot,)):
+            for lease in (*self._live.values(), *reversed(self._past)):
+                if int(index) in (lease.block_ids if kind == "block" else lease.slots):
                     return f"last held by {lease.story}"
         return f"none of the last {_REMEMBERED_ENDED} leases held it"
 
     # ---- under the lock ----
-
-    def _require_room(self, wanted_blocks: int) -> None:
-        short = []
-        if not self._blocks.can_allocate(wanted_blocks):
-            short.append(f"{wanted_blocks} KV blocks wanted, {self._blocks.num_free} free")
-        if not self._slots.can_allocate(1):
-            short.append("no state slot free")
-        if short:
-            raise NoRoom("; ".join(short))
 
     def _find(self, lease_id: str, epoch: int) -> Lease:
         lease = self._live.get(lease_id) or self._ended.get(lease_id)
@@ -298,6 +337,12 @@ class LeaseTable:
         lease = self._find(lease_id, epoch)
         if lease.id not in self._live:
             raise LeaseLost(f"lease {lease_id} is {lease.state.value}: {lease.history[-1].cause}")
+        return lease
+
+    def _running(self, lease_id: str, epoch: int) -> Lease:
+        lease = self._find_live(lease_id, epoch)
+        if lease.state is not S.RUNNING:
+            raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not running")
         return lease
 
     def _settle(self, lease: Lease, cause: str) -> Lease:
@@ -316,13 +361,13 @@ class LeaseTable:
         return moved
 
     def _end(self, lease: Lease, state: LeaseState, cause: str) -> Lease:
-        """The one place where memory becomes free."""
+        """Where memory becomes free for good."""
         ended = self._move(lease, state, cause)
         del self._live[lease.id]
         del self._by_key[lease.key]
-        self._blocks.free(lease.block_ids)
-        self._slots.free((lease.slot,))
+        self._memory.free(lease)
         self._ended[lease.id] = ended
+        self._past.append(ended)
         self._ended_counts[state] += 1
         if len(self._ended) > _REMEMBERED_ENDED:
             self._ended.popitem(last=False)

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from tandem.request import Request
 
-__all__ = ["AWAITED_STATES", "FINAL_STATES", "LIVE_STATES", "MOVES", "Lease", "LeaseState", "Transition"]
+__all__ = [
+    "AWAITED_STATES",
+    "FINAL_STATES",
+    "LIVE_STATES",
+    "MOVES",
+    "NO_SLOT",
+    "Claim",
+    "Lease",
+    "LeaseState",
+    "Transition",
+]
+
+NO_SLOT = -1
 
 
 class LeaseState(enum.Enum):
@@ -21,16 +33,19 @@ class LeaseState(enum.Enum):
           ▼               ▼                                  ▼                         ▼ ▼
         quarantined ──writer_quiet, writer_dead──▶ aborted | expired               aborted  released
         reserved, receiving ──writer_quiet, writer_dead──▶ aborted
+        running ◀──swap_in── swapped ◀──swap_out── running
+                             swapped ──abort──▶ aborted
 
     Memory is held in the upper row and in quarantine: a writer that was granted it may still be writing, one-sided, unseen.
-    It is free in `released`, `aborted` and `expired`, which are final. A verified lease's writer has finished, so
-    from there on no quarantine is needed.
+    It is free in `released`, `aborted` and `expired`, which are final, and in `swapped`: the sequence waits in host memory
+    for others to come. A verified lease's writer has finished, so from there on no quarantine is needed.
     """
 
     RESERVED = "reserved"
     RECEIVING = "receiving"
     VERIFIED = "verified"
     RUNNING = "running"
+    SWAPPED = "swapped"
     QUARANTINED = "quarantined"
     RELEASED = "released"
     ABORTED = "aborted"
@@ -38,8 +53,8 @@ class LeaseState(enum.Enum):
 
 
 S = LeaseState
-LIVE_STATES = (S.RESERVED, S.RECEIVING, S.VERIFIED, S.RUNNING, S.QUARANTINED)
-"""Those that hold memory."""
+LIVE_STATES = (S.RESERVED, S.RECEIVING, S.VERIFIED, S.RUNNING, S.SWAPPED, S.QUARANTINED)
+"""Those that hold memory, or will again."""
 FINAL_STATES = (S.RELEASED, S.ABORTED, S.EXPIRED)
 AWAITED_STATES = frozenset({S.RESERVED, S.RECEIVING})
 """Those whose record has yet to come."""
@@ -47,7 +62,8 @@ MOVES: dict[LeaseState, frozenset[LeaseState]] = {
     S.RESERVED: frozenset({S.RECEIVING, S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
     S.RECEIVING: frozenset({S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
     S.VERIFIED: frozenset({S.RUNNING, S.ABORTED}),
-    S.RUNNING: frozenset({S.RELEASED, S.ABORTED}),
+    S.RUNNING: frozenset({S.RELEASED, S.ABORTED, S.SWAPPED}),
+    S.SWAPPED: frozenset({S.RUNNING, S.ABORTED}),
     S.QUARANTINED: frozenset({S.ABORTED, S.EXPIRED}),
     S.RELEASED: frozenset(),
     S.ABORTED: frozenset(),
@@ -65,12 +81,23 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """KV blocks of one request. first: taken when it is reserved, for what prefill absorbs and the first token after it.
+    expected: what it is counted with in admission. whole: for every position that it can reach."""
+
+    first: int = 0
+    expected: int = 0
+    whole: int = 0
+    is_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A snapshot of one reservation; the table holds the newest.
 
     epoch: of the decode worker's life. nonce: random, says that a record belongs to this very grant. block_ids: for the
-    prompt first, growth after. expires_at: on the table's clock; moved on by every sign of life of the writer.
-    writer_finished: the writer has said that it sent its record and will write no more.
+    prompt first, growth after; none, and slot `NO_SLOT`, while it is swapped. expires_at: on the table's clock; moved on
+    by every sign of life of the writer. writer_finished: the writer has said that it sent its record and will write no more.
     """
 
     id: str
@@ -85,6 +112,12 @@ class Lease:
     expires_at: float
     history: tuple[Transition, ...]
     writer_finished: bool = False
+    claim: Claim = Claim()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The slot that it holds, if any."""
+        return () if self.slot == NO_SLOT else (self.slot,)
 
     @property
     def state(self) -> LeaseState:

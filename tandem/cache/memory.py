@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,24 @@ import torch
 from tandem.cache.budget import PoolSizes
 from tandem.cache.spec import CacheSpecs, DType, PagedKvSpec
 
-__all__ = ["CacheMemory", "torch_dtype"]
+__all__ = ["CacheMemory", "SavedSequence", "torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SavedSequence:
+    """A copy in host memory. kv: per attention layer the blocks in order, `[num_blocks, *item_shape]`; states: per tensor of
+    the recurrent part the slot, `item_shape`."""
+
+    kv: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.kv, *self.states))
 
 
 @dataclass(frozen=True)
@@ -48,13 +62,32 @@ class CacheMemory:
 
     def copy_slot(self, source: int, target: int) -> None:
         """The state of one sequence, in all layers."""
-        for tensor in (*self.conv.values(), *self.recurrent.values()):
+        for tensor in self._state_tensors:
             tensor[target].copy_(tensor[source])
 
     def copy_block(self, source: int, target: int) -> None:
         """Keys and values of one block, in all layers."""
         for tensor in self.kv.values():
             tensor[target].copy_(tensor[source])
+
+    def save(self, block_ids: Sequence[int], slot: int) -> SavedSequence:
+        """A copy of these blocks, in this order, and of the slot."""
+        return SavedSequence(
+            kv=tuple(tensor[list(block_ids)].to("cpu") for tensor in self.kv.values()),
+            states=tuple(tensor[slot].to("cpu", copy=True) for tensor in self._state_tensors),
+        )
+
+    def restore(self, saved: SavedSequence, block_ids: Sequence[int], slot: int) -> None:
+        """The inverse of `save`, at whatever place. block_ids: as many as were saved."""
+        index = torch.tensor(list(block_ids), dtype=torch.long)
+        for tensor, blocks in zip(self.kv.values(), saved.kv, strict=True):
+            tensor.index_copy_(0, index.to(tensor.device), blocks.to(tensor.device))
+        for tensor, state in zip(self._state_tensors, saved.states, strict=True):
+            tensor[slot].copy_(state)
+
+    @property
+    def _state_tensors(self) -> tuple[torch.Tensor, ...]:
+        return (*self.conv.values(), *self.recurrent.values())
 
 
 def _zeros(count: int, item_shape: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:

@@ -338,6 +338,26 @@ class WorkerLoad(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class EvictionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     QUEUE_FIELD_NUMBER: _builtins.int
     QUEUE_TOKENS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
@@ -354,6 +374,9 @@ class WorkerLoad(_message.Message):
     WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_COUNTED_FIELD_NUMBER: _builtins.int
+    OVERCOMMIT_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
@@ -375,6 +398,10 @@ class WorkerLoad(_message.Message):
     """prefill: chunks that ran while their request's cancel came, since start"""
     worst_wasted_chunks: _builtins.int
     """… and the most for one request"""
+    kv_blocks_counted: _builtins.int
+    """decode: what a new reservation takes for used: held, or expected of what is here"""
+    overcommit: _builtins.float
+    """decode: reservations count the prompt and 1 / overcommit of the answer; 0: all of it"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
@@ -386,6 +413,10 @@ class WorkerLoad(_message.Message):
     @_builtins.property
     def prefixes(self) -> Global___PrefixIndex:
         """of prefill workers; absent: as in the session's last message that had it"""
+
+    @_builtins.property
+    def evictions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """decode: sequences that gave way since start, by how they come back"""
 
     @_builtins.property
     def measured(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredSeries]:
@@ -410,11 +441,14 @@ class WorkerLoad(_message.Message):
         wasted_chunks: _builtins.int = ...,
         worst_wasted_chunks: _builtins.int = ...,
         prefixes: Global___PrefixIndex | None = ...,
+        kv_blocks_counted: _builtins.int = ...,
+        overcommit: _builtins.float = ...,
+        evictions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         measured: _abc.Iterable[Global___MeasuredSeries] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -130,6 +130,15 @@ async def test_attempts_are_bounded() -> None:
     bench.assert_nothing_is_left()
 
 
+async def test_being_evicted_is_no_failed_attempt() -> None:
+    once_too_often = Script(handoff_failures=["Evicted", "HandoffRefused", "Evicted"])
+    bench = Bench(2, 3, once_too_often, config=RouterConfig(max_attempts=2))
+    undisturbed, _, _ = await Bench().ask(prompt(max_new_tokens=12))
+    tokens, _, outcome = await bench.ask(prompt(max_new_tokens=12))
+    assert (tokens, outcome.attempts) == (undisturbed, 4)
+    bench.assert_nothing_is_left()
+
+
 async def test_a_final_failure_is_not_retried() -> None:
     bench = Bench()
     bench.cluster.prefill[0].on_submit = lambda request, attempt, _: bench.cluster.prefill[0].fail(

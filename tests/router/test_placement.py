@@ -102,3 +102,16 @@ def test_batch_prompts_that_wait_are_no_work_before_an_interactive_one() -> None
     pools = Snapshot((flooded, prefill("p1", 100)), (decode("d0"),))
     assert place(pools, NEED) == Placement("p0", "d0")
     assert place(pools, Need("r", 32, service_class=ServiceClass.BATCH)) == Placement("p1", "d0")
+
+
+def test_with_overcommit_a_request_needs_room_for_what_is_expected_and_a_resumed_one_for_all() -> None:
+    def pools(blocks: int) -> Snapshot:
+        worker = replace(decode("d0", blocks=blocks), overcommit=4.0)
+        return Snapshot((prefill("p0"),), (worker,))
+
+    fresh = Need("r", 32 + 128, num_tokens=32)  # 2 blocks, and a quarter of 8
+    assert isinstance(place(pools(6), fresh), Placement)
+    assert isinstance(place(pools(7), fresh), NoRoomNow)
+    resumed = replace(fresh, is_resumed=True)
+    assert isinstance(place(pools(1), resumed), NoRoomNow)
+    assert isinstance(place(pools(0), resumed), Placement)

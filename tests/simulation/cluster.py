@@ -83,7 +83,9 @@ class Cluster:
                 reserve_patience_s=1.5,
                 checkpoint_every_tokens=scenario.checkpoint_every,
             ),
-            decode=DecodeConfig(max_batch=scenario.max_batch, lease_ttl_s=6.0),
+            decode=DecodeConfig(
+                max_batch=scenario.max_batch, lease_ttl_s=6.0, overcommit=scenario.overcommit, swap_gib=scenario.swap_gib
+            ),
             transfer=TransferConfig(poll_interval_s=0.01, timeout_s=WRITE_TIMEOUT_S, overlap=scenario.overlap),
         )
         pools = {role: (scenario.blocks[role], scenario.slots[role]) for role in ("prefill", "decode")}

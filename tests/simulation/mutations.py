@@ -21,6 +21,7 @@ from prefill_worker.prompt import RunningPrompt
 from router.answer import Answer
 from router.assembly import TokenAssembler
 from router.attempt import Attempt
+from tandem.cache.memory import CacheMemory, SavedSequence
 from tests.simulation.scenario import Ask, Cut, Kill, Reset, Scenario
 from transfer.fake_agent import Faults
 from transfer.handoff import Outgoing
@@ -206,6 +207,40 @@ def _late_tokens_after_the_end() -> AbstractContextManager[object]:
     return mock.patch.object(Answer, "accept", more)
 
 
+def _states_stay_away() -> AbstractContextManager[object]:
+    """What comes back from host memory finds its keys and values, and the state of whoever had the slot before."""
+    restore = CacheMemory.restore
+
+    def without_states(self: CacheMemory, saved: SavedSequence, block_ids: Any, slot: int) -> None:
+        here = self.save(block_ids[:0], slot)
+        restore(self, dataclasses.replace(saved, states=here.states), block_ids, slot)
+
+    return mock.patch.object(CacheMemory, "restore", without_states)
+
+
+def _growth_into_quarantine() -> AbstractContextManager[object]:
+    """A sequence that needs a block takes one that a writer has yet to be silent on."""
+    grow = LeaseTable.grow
+
+    def greedy(self: LeaseTable, lease_id: str, epoch: int, num_blocks: int) -> Lease:
+        for other in self.all_live():
+            if other.state is LeaseState.QUARANTINED and other.block_ids:
+                self._live[other.id] = dataclasses.replace(other, block_ids=other.block_ids[:-1])
+                self._memory.blocks.free(other.block_ids[-1:])
+        return grow(self, lease_id, epoch, num_blocks)
+
+    return mock.patch.object(LeaseTable, "grow", greedy)
+
+
+def _evicted_forgets_its_newest_block() -> AbstractContextManager[object]:
+    save = CacheMemory.save
+
+    def short(self: CacheMemory, block_ids: Any, slot: int) -> SavedSequence:
+        return save(self, (*block_ids[:-1], block_ids[0]), slot)
+
+    return mock.patch.object(CacheMemory, "save", short)
+
+
 @dataclasses.dataclass(frozen=True)
 class Mutation:
     """breaks: what of the invariants it must break, as a pattern for the violation. scenario: one in which it does, with most
@@ -238,6 +273,7 @@ _LEAVING = Scenario(0, asks=_asks(6, leaves_after_s=0.15), faults=_SLOW)
 _LATE_ORDERS = (Cut(0.05, _PREFILL, _DECODE, 4.0), Kill(0.6, "prefill", 0))
 _TORN = tuple(Reset(0.1 + 0.03 * place, _PREFILL, _DECODE) for place in range(30))
 _HUNG = Faults(delay_s=(0.0, 0.4), write_hangs=0.15, hang_s=4.0)
+_PRESSED = Scenario(0, blocks={"prefill": 48, "decode": 24}, overcommit=20.0, asks=_asks(6, 8, 60))
 _TWO_DEATHS = (Kill(0.4, "prefill", 0), Kill(0.6, "prefill", 1))
 
 MUTATIONS: dict[str, Mutation] = {
@@ -280,6 +316,13 @@ MUTATIONS: dict[str, Mutation] = {
     "half full blocks leave": Mutation(_half_full_blocks_leave, _ANSWER, Scenario(0, chunk_tokens=3, asks=_asks(6))),
     "broken pairs stay broken": Mutation(
         _broken_pairs_stay_broken, _RECOVERY, Scenario(0, asks=_asks(6), faults=Faults(write_fails=0.3))
+    ),
+    "states stay away": Mutation(_states_stay_away, _ANSWER, _PRESSED),
+    "newest block forgotten": Mutation(_evicted_forgets_its_newest_block, _ANSWER, _PRESSED),
+    "growth into quarantine": Mutation(
+        _growth_into_quarantine,
+        _MEMORY,
+        dataclasses.replace(_PRESSED, asks=(*_asks(4, 8, 40), *_asks(6, 40, 4, leaves_after_s=0.15)), faults=_SLOW),
     ),
     "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER, Scenario(0, asks=_asks(6))),
 }

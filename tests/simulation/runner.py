@@ -99,7 +99,8 @@ def _check_gone(cluster: Cluster, client: Client) -> None:
         if any(is_its(prompt.task.request.request_id) for prompt in (*prompts.waiting, *prompts.running)):
             cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
     for worker in cluster.site.alive("decode"):
-        sequences = worker.worker._loop._running
+        loop = worker.worker._loop
+        sequences = [*loop._running, *(away.sequence for away in loop._residency._away)]
         if any(is_its(sequence.lease.request.request_id) for sequence in sequences):
             cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
 
@@ -170,6 +171,7 @@ def _held_by(worker: WorkerProcess) -> list[str]:
     else:
         loop, leases = worker.worker._loop, worker.worker._leases
         held += [f"{name}: {len(there)}" for name in ("_verified", "_running") if (there := getattr(loop, name))]
+        held += [f"in host memory: {loop._residency.num_away}"] if loop._residency.num_away else []
         held += [
             f"lease {lease.id[:6]} of {lease.request.request_id}/{lease.attempt} for {lease.writer_id}: "
             + ", ".join(f"{step.at_s:.2f} {step.state.value} ({step.cause})" for step in lease.history)

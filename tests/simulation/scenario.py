@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.request import FinishReason, Request, SamplingParams, StopRules
 from tests.simulation.engine import BLOCK, MAX_CONTEXT, VOCAB, reference
@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 LAST_ACT_S = 3.0
+_ROOM_FOR_ONE_GIB = 600 / 2**30
 WRITE_TIMEOUT_S = 1.5
 """After so long a write has failed; see `TransferConfig.timeout_s`."""
 
@@ -136,7 +137,8 @@ Act = Kill | Terminate | Freeze | Stall | Cut | Reset | FailStep | RestartRouter
 @dataclass(frozen=True)
 class Scenario:
     """seed: of all chance while it runs. blocks, slots: by role. max_queue: of a router and of a prefill worker. checkpoints:
-    recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`."""
+    recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`.
+    overcommit, swap_gib: of decode workers; above 1 sequences outgrow their memory."""
 
     seed: int
     num_prefill: int = 1
@@ -155,6 +157,8 @@ class Scenario:
     acts: tuple[Act, ...] = ()
     faults: Faults = Faults()  # noqa: RUF009  frozen
     faults_until_s: float = LAST_ACT_S
+    overcommit: float = 1.0
+    swap_gib: float = 1.0
 
     @property
     def is_calm(self) -> bool:
@@ -190,7 +194,7 @@ def draw(chance: random.Random) -> Scenario:
     often = _tokens(chance, MAX_CONTEXT)
     smallest = MAX_CONTEXT // BLOCK
     asks = tuple(_ask(chance, often) for _ in range(chance.choice((1, 2, 3, 4, 6))))
-    return Scenario(
+    drawn = Scenario(
         seed=chance.randrange(1 << 32),
         num_prefill=chance.randint(1, 3),
         num_decode=chance.randint(1, 3),
@@ -208,6 +212,23 @@ def draw(chance: random.Random) -> Scenario:
         acts=tuple(sorted((_act(chance, asks) for _ in range(num_acts)), key=lambda act: act.at_s)),
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
+    )
+    return _pressed(chance, drawn) if chance.random() < 0.15 else drawn
+
+
+def _pressed(chance: random.Random, drawn: Scenario) -> Scenario:
+    """The same, with answers that together outgrow what decode workers have."""
+    return replace(
+        drawn,
+        num_decode=min(2, drawn.num_decode),
+        blocks={**drawn.blocks, "decode": MAX_CONTEXT // BLOCK},
+        slots={**drawn.slots, "decode": 4},
+        overcommit=chance.choice((3.0, 20.0)),
+        swap_gib=chance.choice((1.0, _ROOM_FOR_ONE_GIB, 0.0)),
+        asks=tuple(
+            replace(ask, at_s=ask.at_s / 4, prompt=ask.prompt[:16], max_new_tokens=chance.choice((20, 50, 80)))
+            for ask in drawn.asks
+        ),
     )
 
 

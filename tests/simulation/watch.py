@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from decode_worker.worker import DecodeWorker
@@ -46,14 +47,16 @@ class Watch:
     def decode(self, worker: DecodeWorker) -> None:
         self._decode[worker.worker_id] = worker
         leases: Any = worker._leases
-        reserve = leases.reserve
+        for granting in ("reserve", "grow", "swap_in"):
+            setattr(leases, granting, self._watched(worker, getattr(leases, granting)))
 
+    def _watched(self, worker: DecodeWorker, grant: Callable[..., Lease]) -> Callable[..., Lease]:
         def watched(*args: Any, **named: Any) -> Lease:
-            lease: Lease = reserve(*args, **named)
+            lease = grant(*args, **named)
             self._granted(worker, lease)
             return lease
 
-        leases.reserve = watched
+        return watched
 
     def _granted(self, worker: DecodeWorker, lease: Lease) -> None:
         layout = worker._layout

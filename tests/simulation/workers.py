@@ -162,7 +162,8 @@ class WorkerProcess:
         else:
             reader = DecodeWorker(self.worker_id, site.config, self.engine, agent)  # type: ignore[arg-type]
             site.watch.decode(reader)
-            busy = lambda: bool(reader._loop._running or reader._loop._verified)  # noqa: E731
+            steps = reader._loop
+            busy = lambda: bool(steps._running or steps._verified or steps._residency.num_away)  # noqa: E731
             self._become(reader, reader._receiver, reader._receiver.step, busy)
             service = DecodeService(reader)
             descriptor = pb.DESCRIPTOR.services_by_name["DecodeWorker"]

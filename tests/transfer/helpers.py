@@ -19,6 +19,7 @@ from transfer.fake_agent import FakeAgent, FakeFabric, Faults
 from transfer.handoff import HandoffResult, LeaseGrant, WriterIdentity
 from transfer.layout import CacheLayout, group_tensors
 from transfer.lease import LeaseTable
+from transfer.lease_memory import AdmissionPolicy
 from transfer.lease_state import Lease
 from transfer.receiver import ReaderIdentity, Receiver
 from transfer.record import HandoffRecord
@@ -56,8 +57,10 @@ def sequence_bytes(memory: CacheMemory, block_ids: tuple[int, ...], slot: int) -
     return [part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts]
 
 
-def lease_table(clock: FakeClock, num_blocks: int = 16, num_slots: int = 4, ttl_s: float = 60.0) -> LeaseTable:
-    return LeaseTable(IndexPool(num_blocks, "blocks"), IndexPool(num_slots, "slots"), SPECS, clock, ttl_s, EPOCH)
+def lease_table(
+    clock: FakeClock, num_blocks: int = 16, num_slots: int = 4, ttl_s: float = 60.0, policy: AdmissionPolicy | None = None
+) -> LeaseTable:
+    return LeaseTable(IndexPool(num_blocks, "blocks"), IndexPool(num_slots, "slots"), SPECS, clock, ttl_s, EPOCH, policy)
 
 
 def grant_of(lease: Lease, peer_id: str = "d") -> LeaseGrant:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tandem.clock import FakeClock
 from tandem.errors import InvalidRequest, LeaseLost, NoRoom
-from tests.transfer.helpers import BLOCK, EPOCH, lease_table, request
+from tandem.request import Request, SamplingParams, ServiceClass, StopRules
+from tests.transfer.helpers import BLOCK, EPOCH, SPECS, lease_table, request
 from transfer.lease import RECORD_GRACE_S, LeaseTable
-from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, Lease, LeaseState
+from transfer.lease_memory import AdmissionPolicy, claim_of
+from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, NO_SLOT, Lease, LeaseState
 
 S = LeaseState
 
@@ -22,6 +25,10 @@ S = LeaseState
 def table(num_blocks: int = 16, num_slots: int = 4) -> tuple[LeaseTable, FakeClock]:
     clock = FakeClock(100.0)
     return lease_table(clock, num_blocks, num_slots, ttl_s=60.0), clock
+
+
+def tight(num_blocks: int = 16, num_slots: int = 4, overcommit: float = 1.0, batch_share: float = 0.8) -> LeaseTable:
+    return lease_table(FakeClock(100.0), num_blocks, num_slots, policy=AdmissionPolicy(overcommit, batch_share))
 
 
 def reserve(leases: LeaseTable, request_id: str = "r", num_prompt: int = 10) -> Lease:
@@ -39,10 +46,12 @@ def reach(leases: LeaseTable, state: LeaseState, request_id: str = "r") -> Lease
         leases.expire(lease.expires_at)
     if state in (S.ABORTED, S.EXPIRED):
         leases.writer_quiet(lease.id, EPOCH, "p")
-    if state in (S.VERIFIED, S.RUNNING, S.RELEASED):
+    if state in (S.VERIFIED, S.RUNNING, S.SWAPPED, S.RELEASED):
         leases.verified(lease.id, EPOCH)
-    if state in (S.RUNNING, S.RELEASED):
+    if state in (S.RUNNING, S.SWAPPED, S.RELEASED):
         leases.start_running(lease.id, EPOCH)
+    if state is S.SWAPPED:
+        leases.swap_out(lease.id, EPOCH, "test")
     if state is S.RELEASED:
         leases.release(lease.id, EPOCH)
     assert leases.get(lease.id, EPOCH).state is state
@@ -222,7 +231,14 @@ def test_a_dead_writer_frees_all_that_waited_for_it_and_nothing_else() -> None:
     other = leases.reserve(request(request_id="x"), 1, "router", "p-2")
     assert len(leases.writer_dead("p")) == 3
     assert leases.get(other.id, EPOCH).state is S.RESERVED
-    assert leases.counts_by_state() == {"reserved": 1, "receiving": 0, "verified": 1, "running": 0, "quarantined": 0}
+    assert leases.counts_by_state() == {
+        "reserved": 1,
+        "receiving": 0,
+        "verified": 1,
+        "running": 0,
+        "swapped": 0,
+        "quarantined": 0,
+    }
     assert leases.check() == []
 
 
@@ -317,6 +333,135 @@ def test_every_state_has_its_moves_and_the_final_ones_have_none() -> None:
     assert {target for moves in MOVES.values() for target in moves} == set(S) - {S.RESERVED}
 
 
+# ---- growth, eviction, and who is let in ----
+
+
+def long_answer(name: str, num_prompt: int = 8, max_new_tokens: int = 33, **kind: object) -> Request:
+    """With 8 tokens of prompt: 2 blocks, 3 with the first token, 10 in all."""
+    rules = StopRules(max_new_tokens)
+    return Request(name, tuple(range(num_prompt)), SamplingParams(), rules, **kind)  # type: ignore[arg-type]
+
+
+def run(leases: LeaseTable, asked: Request) -> Lease:
+    lease = leases.reserve(asked, 1, "router", "p")
+    leases.verified(lease.id, EPOCH)
+    return leases.start_running(lease.id, EPOCH)
+
+
+def test_with_overcommit_a_reservation_takes_the_prompts_blocks_and_counts_its_expected_growth() -> None:
+    leases = tight(num_blocks=13, overcommit=4.0)
+    first = leases.reserve(long_answer("a"), 1, "router", "p")
+    assert len(first.block_ids) == 3
+    assert (first.claim.expected, first.claim.whole) == (4, 10)
+    assert leases.num_blocks_counted() == 4
+    for name in ("b", "c"):
+        leases.reserve(long_answer(name), 1, "router", "p")
+    with pytest.raises(NoRoom, match="4 KV blocks wanted, 1 free"):  # although 4 are, which those three are to grow into
+        leases.reserve(long_answer("d"), 1, "router", "p")
+    assert leases.check() == []
+
+
+def test_what_has_outgrown_its_expectation_counts_with_what_it_holds() -> None:
+    leases = tight(num_blocks=13, overcommit=4.0)
+    lease = run(leases, long_answer("a"))
+    assert leases.grow(lease.id, EPOCH, 10).block_ids[:3] == lease.block_ids
+    assert leases.num_blocks_counted() == 10
+    with pytest.raises(NoRoom):
+        leases.reserve(long_answer("b"), 1, "router", "p")
+
+
+def test_a_resumed_request_reserves_its_whole_answer() -> None:
+    leases = tight(overcommit=4.0)
+    assert len(leases.reserve(long_answer("a", generated=(1, 2)), 1, "router", "p").block_ids) == 10
+
+
+def test_growth_is_all_or_nothing_and_of_the_running_alone() -> None:
+    leases = tight(num_blocks=10, overcommit=4.0)
+    lease = run(leases, long_answer("a"))
+    leases.reserve(long_answer("b"), 1, "router", "p")
+    with pytest.raises(NoRoom, match="5 KV blocks wanted, 4 free"):
+        leases.grow(lease.id, EPOCH, 8)
+    assert leases.get(lease.id, EPOCH) == lease
+    assert leases.grow(lease.id, EPOCH, 2) == lease, "it has so many already"
+    waiting = leases.find("b", 1)
+    assert waiting is not None
+    with pytest.raises(LeaseLost, match="not running"):
+        leases.grow(waiting.id, EPOCH, 4)
+
+
+def test_growth_takes_nothing_that_a_writer_may_still_reach() -> None:
+    leases = tight(num_blocks=10, num_slots=3, overcommit=4.0)
+    lease = run(leases, long_answer("a"))
+    quarantined = leases.reserve(long_answer("b"), 1, "router", "q")
+    leases.abort(quarantined.id, "client went away")
+    grown = leases.grow(lease.id, EPOCH, 7)
+    assert not set(grown.block_ids) & set(quarantined.block_ids)
+    with pytest.raises(NoRoom):
+        leases.grow(lease.id, EPOCH, 8)
+    leases.writer_quiet(quarantined.id, EPOCH, "q")
+    assert set(leases.grow(lease.id, EPOCH, 10).block_ids) == set(range(10))
+
+
+def test_an_evicted_sequence_holds_nothing_and_comes_back_to_other_memory() -> None:
+    leases = tight(num_blocks=10, num_slots=2, overcommit=4.0)
+    lease = run(leases, long_answer("a"))
+    away = leases.swap_out(lease.id, EPOCH, "evicted")
+    assert (away.state, away.block_ids, away.slot) == (S.SWAPPED, (), NO_SLOT)
+    assert leases.check() == []
+    assert leases.history(f"block {lease.block_ids[0]}").endswith("swapped at 0.000 s (evicted)")
+    with pytest.raises(NoRoom, match="1 evicted sequences come back first"):
+        leases.reserve(long_answer("b"), 1, "router", "p")
+    assert leases.num_blocks_counted() == 10
+    back = leases.swap_in(lease.id, EPOCH, 6)
+    assert (back.state, len(back.block_ids)) == (S.RUNNING, 6)
+    assert leases.check() == []
+    assert [step.state for step in back.history[-3:]] == [S.RUNNING, S.SWAPPED, S.RUNNING]
+    assert leases.release(lease.id, EPOCH)
+    assert free(leases)
+
+
+def test_an_evicted_lease_that_is_aborted_frees_nothing_twice() -> None:
+    leases = tight(overcommit=4.0)
+    lease = run(leases, long_answer("a"))
+    leases.swap_out(lease.id, EPOCH, "evicted")
+    leases.writer_dead("p")  # its writer had finished long ago
+    assert leases.abort(lease.id, "client went away").state is S.ABORTED
+    assert free(leases)
+    with pytest.raises(LeaseLost):
+        leases.swap_in(lease.id, EPOCH, 3)
+
+
+def test_batch_requests_leave_blocks_and_slots_to_the_others() -> None:
+    batch = ServiceClass.BATCH
+    leases = tight(num_blocks=40, num_slots=10, batch_share=0.5)
+    leases.reserve(long_answer("a", service_class=batch), 1, "router", "p")
+    leases.reserve(long_answer("b", service_class=batch), 1, "router", "p")
+    with pytest.raises(NoRoom, match="batch requests would hold 30 KV blocks, 20 are theirs"):
+        leases.reserve(long_answer("c", service_class=batch), 1, "router", "p")
+    leases.reserve(long_answer("d"), 1, "router", "p")
+    leases = tight(num_blocks=400, num_slots=4, batch_share=0.5)
+    for name in ("a", "b"):
+        leases.reserve(long_answer(name, service_class=batch), 1, "router", "p")
+    with pytest.raises(NoRoom, match="batch requests hold 2 state slots, 2 are theirs"):
+        leases.reserve(long_answer("c", service_class=batch), 1, "router", "p")
+    leases.reserve(long_answer("d"), 1, "router", "p")
+
+
+def test_a_lone_batch_request_may_take_what_it_needs() -> None:
+    leases = tight(num_blocks=10, num_slots=1)
+    leases.reserve(long_answer("a", service_class=ServiceClass.BATCH), 1, "router", "p")
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.floats(1.0, 50.0), st.booleans())
+def test_a_claim_begins_with_the_first_tokens_block_and_ends_with_the_whole_answer(
+    num_prompt: int, max_new_tokens: int, overcommit: float, is_resumed: bool
+) -> None:
+    asked = long_answer("a", num_prompt, max_new_tokens + is_resumed, generated=(1,) * is_resumed)
+    claim = claim_of(asked, SPECS, overcommit)
+    assert claim.first <= claim.expected <= claim.whole == SPECS.blocks_for(asked.max_total_tokens)
+    assert claim.first >= SPECS.blocks_for(min(len(asked.tokens) + 1, asked.max_total_tokens))
+
+
 def test_many_threads_neither_lose_nor_share_memory() -> None:
     leases, _ = table(num_blocks=16, num_slots=4)
     errors: list[BaseException] = []
@@ -354,7 +499,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leases, self.clock = table(num_blocks=12, num_slots=3)
+        self.clock = FakeClock(100.0)
+        self.leases = lease_table(self.clock, 12, 3, policy=AdmissionPolicy(overcommit=3.0))
         self.ids: list[str] = []
         # Leases whose writer may still write: granted, and neither confirmed quiet, nor dead, nor finished with a record.
         self.may_write: dict[str, Lease] = {}
@@ -370,23 +516,29 @@ class LeaseMachine(RuleBasedStateMachine):
         target=known,
         request_id=st.integers(0, 5),
         num_prompt=st.integers(1, 30),
+        max_new_tokens=st.sampled_from([1, 4, 18]),
         writer=st.sampled_from(["p", "q"]),
         is_late=st.booleans(),
     )
-    def reserve(self, request_id: int, num_prompt: int, writer: str, is_late: bool) -> Lease:
+    def reserve(self, request_id: int, num_prompt: int, max_new_tokens: int, writer: str, is_late: bool) -> Lease:
         key = f"r{request_id}-{len(self.ids) // 8}"
         life = max(0, self.lives[writer] - is_late)
         try:
-            lease = self.leases.reserve(request(num_prompt, request_id=key), 1, "router", f"{writer}-{life}")
+            asked = request(num_prompt, max_new_tokens, key)
+            lease = self.leases.reserve(asked, 1, "router", f"{writer}-{life}")
         except (NoRoom, LeaseLost):
             return replace(DUMMY, id="none")
         assert lease.writer_id in (f"{writer}-{life}" for writer, life in self.lives.items())
         if lease.id not in self.ids:
             self.ids.append(lease.id)
             self.may_write[lease.id] = lease
-            held = [other for other in self.may_write.values() if other.id != lease.id]
-            assert not any(set(other.block_ids) & set(lease.block_ids) or other.slot == lease.slot for other in held)
+            self._is_out_of_reach(lease)
         return lease
+
+    def _is_out_of_reach(self, granted: Lease) -> None:
+        """Of every writer but its own."""
+        held = [other for other in self.may_write.values() if other.id != granted.id]
+        assert not any(set(other.block_ids) & set(granted.block_ids) or other.slot == granted.slot for other in held)
 
     @rule(lease=known)
     def write_seen(self, lease: Lease) -> None:
@@ -400,6 +552,20 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(lease=known)
     def run(self, lease: Lease) -> None:
         self._act("start_running", lease, EPOCH)
+
+    @rule(lease=known, count=st.integers(0, 12))
+    def grow(self, lease: Lease, count: int) -> None:
+        with contextlib.suppress(NoRoom, LeaseLost):
+            self._is_out_of_reach(self.leases.grow(lease.id, EPOCH, count))
+
+    @rule(lease=known)
+    def swap_out(self, lease: Lease) -> None:
+        self._act("swap_out", lease, EPOCH, "test")
+
+    @rule(lease=known, count=st.integers(0, 12))
+    def swap_in(self, lease: Lease, count: int) -> None:
+        with contextlib.suppress(NoRoom, LeaseLost):
+            self._is_out_of_reach(self.leases.swap_in(lease.id, EPOCH, count))
 
     @rule(lease=known)
     def release(self, lease: Lease) -> None:
@@ -437,7 +603,11 @@ class LeaseMachine(RuleBasedStateMachine):
         live = [lease for i in self.ids if (lease := self.leases.get(i, EPOCH)).state in LIVE_STATES]
         blocks = [block for lease in live for block in lease.block_ids]
         assert len(blocks) == len(set(blocks))
-        assert len({lease.slot for lease in live}) == len(live)
+        slots = [slot for lease in live for slot in lease.slots]
+        assert len(set(slots)) == len(slots)
+        away = [lease for lease in live if lease.state is S.SWAPPED]
+        assert len(slots) == len(live) - len(away)
+        assert not any(lease.block_ids for lease in away)
         assert sum(self.leases.counts_by_state().values()) == len(live)
         assert self.leases.num_awaited == sum(lease.state in AWAITED_STATES for lease in live)
 
