@@ -16,6 +16,7 @@ import psutil
 
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
+from controller.saved import from_json
 from controller.share import divide
 from tandem.config import ClusterConfig, dump, ray_address
 from tandem.errors import TandemError
@@ -34,6 +35,7 @@ import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
+from controller.store import RayStore  # noqa: E402
 
 __all__ = ["ClusterHandle", "start_cluster"]
 
@@ -51,6 +53,7 @@ class ClusterHandle:
 
     address: str
     log_folder: str
+    _cluster_id: str
     _actor: Any
 
     def overview(self) -> Overview:
@@ -62,7 +65,7 @@ class ClusterHandle:
         try:
             view: Overview = ray.get(self._actor.overview.remote(), timeout=_ANSWER_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise TandemError(f"the controller is gone: {str(error).splitlines()[0]}") from error
+            raise TandemError(f"the controller does not answer: {str(error).splitlines()[0]}") from error
         return view
 
     def shutdown(self) -> None:
@@ -71,7 +74,15 @@ class ClusterHandle:
             ray.get(self._actor.shutdown.remote(), timeout=_SHUTDOWN_S)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actor)
+        self._end_left_over()
         ray.shutdown()
+
+    def _end_left_over(self) -> None:
+        """Workers outlive a controller that could not stop them: it has left their names."""
+        text = RayStore(self._cluster_id).read()
+        for record in from_json(text).workers if text else ():
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                ray.kill(ray.get_actor(record.worker_id, namespace=NAMESPACE))
 
 
 def start_cluster(config: ClusterConfig) -> ClusterHandle:
@@ -88,17 +99,19 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
         log_folder = _start_local(config)
         num_cores = len(os.sched_getaffinity(0))
         available_bytes = psutil.virtual_memory().available
-        worker = divide(config.worker, config.prefill + config.decode, num_cores, available_bytes)
+        num_workers, most_workers = config.prefill + config.decode, sum(config.units.values())
+        worker = divide(config.worker, num_workers, most_workers, num_cores, available_bytes)
         host = "127.0.0.1"
     try:
         if joined:
             _check_offer(config)
             _check_no_other()
-        address, actor = _start_controller(replace(config, worker=worker), host)
+        cluster_id = f"cluster-{secrets.token_hex(8)}"
+        address, actor = _start_controller(cluster_id, replace(config, worker=worker), host)
     except BaseException:
         ray.shutdown()
         raise
-    return ClusterHandle(address, log_folder, actor)
+    return ClusterHandle(address, log_folder, cluster_id, actor)
 
 
 def _start_local(config: ClusterConfig) -> str:
@@ -110,7 +123,7 @@ def _start_local(config: ClusterConfig) -> str:
         include_dashboard=False,
         num_cpus=num_processes,  # Ray starts so many processes ahead: workers need not wait for theirs
         num_gpus=0,
-        resources={"tandem_prefill": config.prefill, "tandem_decode": config.decode},
+        resources={resource(role): num_units for role, num_units in config.units.items()},
         object_store_memory=_OBJECT_STORE_BYTES,
     )
 
@@ -187,11 +200,11 @@ def _check_no_other() -> None:
     )
 
 
-def _start_controller(config: ClusterConfig, host: str) -> tuple[str, Any]:
+def _start_controller(cluster_id: str, config: ClusterConfig, host: str) -> tuple[str, Any]:
     wishes = {PREFILL: config.prefill, DECODE: config.decode}
     actor_class: Any = ControllerActor
     actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
-        wishes, dump(config.worker, with_secrets=True), host, _OWNER_TIMEOUT_S
+        cluster_id, wishes, dump(config.worker, with_secrets=True), dump(config.autoscale), host, _OWNER_TIMEOUT_S
     )
     try:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)

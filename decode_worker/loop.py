@@ -51,7 +51,7 @@ class DecodeLoop:
         self._running: list[RunningSequence] = []
         self._watch = PoolWatch(leases.history)
         self._stopping = False
-        self._step_s = 0.0
+        self._step_s = self._busy_s = 0.0
 
     def run(self) -> None:
         while not self._stopping:
@@ -79,6 +79,7 @@ class DecodeLoop:
             lease_ages=self._leases.oldest_age_by_state(),
             pool_mismatches=self._watch.num_missing,
             step_seconds=self._step_s,
+            busy_seconds=self._busy_s,
         )
 
     # ---- receive ----
@@ -141,6 +142,7 @@ class DecodeLoop:
             self._running = []
             return
         self._step_s = self._clock.now() - started_s
+        self._busy_s += self._step_s
         self._settle(outcomes)
 
     def _compute(self, running: Sequence[RunningSequence]) -> list[Drawn | TandemError]:

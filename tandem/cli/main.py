@@ -32,6 +32,9 @@ COMMANDS = {
     "generate": Command("tandem.cli.generate", "stream one completion"),
     "chat": Command("tandem.cli.chat", "a conversation in the terminal"),
     "status": Command("tandem.cli.status", "pools, workers, load, leases"),
+    "scale": Command("tandem.cli.scale", "change how many workers are wanted"),
+    "drain": Command("tandem.cli.drain", "end one worker without breaking a stream"),
+    "replace": Command("tandem.cli.replace", "replace a pool's workers one after another"),
     "verify": Command("tandem.cli.verify", "parity self-test: one process against the cluster, token for token"),
     "router": Command("tandem.cli.router", ""),
 }

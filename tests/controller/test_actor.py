@@ -26,7 +26,7 @@ def ray_here() -> Iterator[Any]:
 
     from tandem.config import ClusterConfig
 
-    launch._start_local(ClusterConfig(prefill=1, decode=1))
+    launch._start_local(ClusterConfig(max_prefill=1, max_decode=1))
     yield ray
     ray.shutdown()
 
