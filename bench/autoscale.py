@@ -67,14 +67,15 @@ DAYS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """in_time: share of requests. worker_hours: of both pools. changes: of either pool's size. reversals: a change in the other
-    direction than the one before, within half an hour."""
+    """in_time: share of requests. worker_hours: of both pools. changes: of either pool's size. turns: changes in the other
+    direction than the one before; reversals: those of them that let a pool grow within half an hour of having shrunk."""
 
     day: str
     sizes: str
     in_time: float = 0.0
     worker_hours: float = 0.0
     changes: int = 0
+    turns: int = 0
     reversals: int = 0
     largest: dict[str, int] = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ class _Pool:
     memory: Memory = field(default_factory=Memory)
     starting: list[float] = field(default_factory=list)
     leaving: list[float] = field(default_factory=list)
-    turns: list[tuple[float, int]] = field(default_factory=list)
+    changes: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def wanted(self) -> int:
@@ -105,16 +106,21 @@ class _Pool:
 
     def resize(self, wanted: int, t: float) -> None:
         change = wanted - self.wanted
-        self.turns.append((t, change))
+        self.changes.append((t, change))
         if change > 0:
             self.starting += [t + _START_S] * change
         else:
             self.ready += change
             self.leaving += [t + _DRAIN_S] * -change
 
+    def turns(self) -> int:
+        return sum(a[1] * b[1] < 0 for a, b in self._pairs())
+
     def reversals(self) -> int:
-        pairs = zip(self.turns, self.turns[1:], strict=False)
-        return sum(a[1] * b[1] < 0 and b[0] - a[0] < _SOON_S for a, b in pairs)
+        return sum(a[1] < 0 < b[1] and b[0] - a[0] < _SOON_S for a, b in self._pairs())
+
+    def _pairs(self) -> list[tuple[tuple[float, int], tuple[float, int]]]:
+        return list(zip(self.changes, self.changes[1:], strict=False))
 
 
 @dataclass(slots=True)
@@ -183,7 +189,8 @@ def simulate(day: Day, sizes: tuple[int, int], config: AutoscaleConfig | None, s
             if decision.wanted is not None:
                 pool.resize(decision.wanted, t)
     outcome.in_time = in_time / max(1, requests)
-    outcome.changes = sum(len(pool.turns) for pool in pools)
+    outcome.changes = sum(len(pool.changes) for pool in pools)
+    outcome.turns = sum(pool.turns() for pool in pools)
     outcome.reversals = sum(pool.reversals() for pool in pools)
     return outcome
 
@@ -228,10 +235,10 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     outcomes = run(args.seed)
-    print(f"{'day':<8}{'sizes':<14}{'in time':>9}{'worker-hours':>14}{'changes':>9}{'reversals':>11}  largest")
+    print(f"{'day':<8}{'sizes':<14}{'in time':>9}{'worker-hours':>14}{'changes':>9}{'turns':>7}{'reversals':>11}  largest")
     for o in outcomes:
         largest = "+".join(str(size) for size in o.largest.values())
-        row = f"{o.day:<8}{o.sizes:<14}{o.in_time:>9.2%}{o.worker_hours:>14.1f}{o.changes:>9}{o.reversals:>11}"
+        row = f"{o.day:<8}{o.sizes:<14}{o.in_time:>9.2%}{o.worker_hours:>14.1f}{o.changes:>9}{o.turns:>7}{o.reversals:>11}"
         print(f"{row}  {largest}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -203,8 +203,9 @@ def _first_line(error: Exception) -> str:
 @ray.remote(num_cpus=0, max_restarts=-1)
 class ControllerActor:
     """cluster_id: under it, wishes and workers are kept for its next life. wishes: see `Controller`. config_json: a
-    WorkerConfig. autoscale_json: an AutoscaleConfig. host: where it listens; empty: this node's address. owner_timeout_s: end
-    everything when `overview` was not asked for so long; 0: never."""
+    WorkerConfig. autoscale_json: an AutoscaleConfig. host, port: where it listens; empty:
+    this node's address; 0: the system chooses. owner_timeout_s: end everything when `overview` was not asked for so long; 0:
+    never."""
 
     def __init__(
         self,
@@ -214,6 +215,7 @@ class ControllerActor:
         autoscale_json: str,
         host: str,
         owner_timeout_s: float,
+        port: int = 0,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s controller %(levelname)s %(name)s: %(message)s")
         config = load(WorkerConfig, config_json, "worker configuration")
@@ -222,7 +224,7 @@ class ControllerActor:
         self._controller = Controller(RayLauncher(), wishes, config_json, timing=timing, store=self._store)
         self._autoscale = load(AutoscaleConfig, autoscale_json, "autoscale configuration")
         self._trust = Trust.load(config.trust)
-        self._host = host or _node_address()
+        self._host, self._port = host or _node_address(), port
         self._owner_timeout_s = owner_timeout_s
         self._asked_s = time.monotonic()
         self._opening: asyncio.Task[MembershipServer] | None = None
@@ -246,8 +248,9 @@ class ControllerActor:
             self._spawn(Autoscaler(self._controller, self._autoscale).run())
         roster = self._controller.roster
         while True:
+            port = roster.port or self._port
             try:
-                server = await MembershipServer.start(self._controller, self._host, roster.port, self._trust)
+                server = await MembershipServer.start(self._controller, self._host, self._trust, port)
             except ConfigError as error:
                 if not roster.port:
                     raise

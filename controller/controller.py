@@ -93,8 +93,6 @@ class Controller:
         plan = self.roster.decide(role)
         for worker_id in plan.stop:
             worker = self.roster.workers[worker_id]
-            if worker.retiring:
-                self.roster.pools[role].vacancies.append(worker_id)
             self._lives.begin_stop(worker, self._why_stopped(role, retiring=worker.retiring))
         for _ in range(plan.start):
             await self._lives.begin(role)
@@ -109,21 +107,23 @@ class Controller:
 
     # ---- what operators ask ----
 
-    async def scale(self, wishes: Mapping[str, int], reason: str = "") -> dict[str, worker_pb2.PoolWish]:
-        """Change how many workers are wanted. Returns how the pools named are now, with the reason where they are not so yet.
+    async def scale(self, wishes: Mapping[str, int | None], reason: str = "") -> dict[str, worker_pb2.PoolWish]:
+        """Change how many workers are wanted; None: one for each unit that nodes offer. Returns how the pools named are now,
+        with the reason where they are not so yet.
 
         Raises:
             InvalidRequest: an unknown pool, or a number that no cluster has.
         """
         for role, wanted in wishes.items():
             _require_pool(role)
-            if not 0 <= wanted <= MOST_WORKERS:
+            if wanted is not None and not 0 <= wanted <= MOST_WORKERS:
                 raise InvalidRequest(f"wanted[{role}]", f"must be from 0 to {MOST_WORKERS}, not {wanted}")
         for role, wanted in wishes.items():
             pool = self.roster.pools[role]
             before, pool.wanted, pool.failures = pool.plan.wanted, wanted, StartFailures()
             pool.vacancies.clear()
-            text = f"{role} scaled from {before} to {wanted}" + (f": {reason}" if reason else "")
+            text = f"{role} scaled from {before} to {'all that nodes offer' if wanted is None else wanted}"
+            text += f": {reason}" if reason else ""
             self.roster.note(EventKind.SCALED, role, text)
             self.roster.decide(role)
         await self.roster.save()
@@ -162,6 +162,7 @@ class Controller:
         old = self.roster.of(role, WorkerState.READY)
         for worker in old:
             worker.retiring = True
+            self.roster.pools[role].vacancies.append(worker.worker_id)
         self.roster.decide(role)
         self.roster.publish()
         await self.roster.save()

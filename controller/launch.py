@@ -107,7 +107,8 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
             _check_offer(config)
             _check_no_other()
         cluster_id = f"cluster-{secrets.token_hex(8)}"
-        address, actor = _start_controller(cluster_id, replace(config, worker=worker), host)
+        wishes: dict[str, int | None] = {PREFILL: config.prefill, DECODE: config.decode}
+        address, actor = _start_controller(cluster_id, replace(config, worker=worker), wishes, host)
     except BaseException:
         ray.shutdown()
         raise
@@ -200,11 +201,13 @@ def _check_no_other() -> None:
     )
 
 
-def _start_controller(cluster_id: str, config: ClusterConfig, host: str) -> tuple[str, Any]:
-    wishes = {PREFILL: config.prefill, DECODE: config.decode}
+def _start_controller(
+    cluster_id: str, config: ClusterConfig, wishes: dict[str, int | None], host: str, port: int = 0, **options: Any
+) -> tuple[str, Any]:
     actor_class: Any = ControllerActor
-    actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached").remote(
-        cluster_id, wishes, dump(config.worker, with_secrets=True), dump(config.autoscale), host, _OWNER_TIMEOUT_S
+    worker_json, autoscale_json = dump(config.worker, with_secrets=True), dump(config.autoscale)
+    actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached", **options).remote(
+        cluster_id, wishes, worker_json, autoscale_json, host, _OWNER_TIMEOUT_S, port
     )
     try:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)

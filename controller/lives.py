@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 from controller.events import EventKind
@@ -19,6 +18,7 @@ from controller.saved import WorkerRecord
 from controller.table import Worker
 from tandem.clock import Clock
 from tandem.errors import ConfigError, TandemError
+from tandem.worker_process import TERMINATED
 
 __all__ = ["Lives"]
 
@@ -39,12 +39,15 @@ class Lives:
 
     async def begin(self, role: str) -> None:
         worker_id, number = self._roster.new_id(role)
-        await self._roster.save()  # first: the id is taken, whatever happens now
+        self._roster.launching[worker_id] = WorkerRecord(worker_id, number, role, WorkerState.STARTING.value)
+        await self._roster.save()  # first: the next controller must know of it, and not give the id again
         try:
             handle = await self._launcher.launch(role, worker_id, self._config_json)
         except WorkerDied as error:
             self._note_failed_start(role, worker_id, error)
             return
+        finally:
+            del self._roster.launching[worker_id]
         worker = Worker(worker_id, number, role, handle)
         self._roster.workers[worker_id] = worker
         if vacancies := self._roster.pools[role].vacancies:
@@ -108,7 +111,10 @@ class Lives:
 
     async def _watch(self, worker: Worker) -> None:
         reason = await until_end(worker.handle, self._timing)
-        self._roster.note(EventKind.LOST, worker.worker_id, f"{worker.worker_id} is lost: {reason}")
+        if reason == TERMINATED:
+            self._roster.note(EventKind.DRAINED, worker.worker_id, f"{worker.worker_id} has ended in order: {reason}")
+        else:
+            self._roster.note(EventKind.LOST, worker.worker_id, f"{worker.worker_id} is lost: {reason}")
         self._roster.pools[worker.role].vacancies.append(worker.worker_id)
         await self._bury_lost(worker)
 
@@ -165,10 +171,10 @@ class Lives:
     async def _stop(self, worker: Worker, life: asyncio.Task[None] | None) -> None:
         if life is not None:
             await asyncio.wait({life})
-        timing, begun_s = self._timing, time.monotonic()
+        timing, begun_s = self._timing, asyncio.get_running_loop().time()
         bound_s = timing.stop_s if worker.drain_s is None else worker.drain_s + timing.margin_s
         orderly = await stop_bounded(worker.handle, timing.shutdown_s if self.shutting_down else bound_s, worker.drain_s)
-        seconds = f"{time.monotonic() - begun_s:.1f} s"
+        seconds = f"{asyncio.get_running_loop().time() - begun_s:.1f} s"
         if orderly:
             text = f"{worker.worker_id} has ended in order after {seconds}: {worker.reason}"
             self._roster.note(EventKind.DRAINED, worker.worker_id, text)

@@ -37,9 +37,10 @@ class _Control(worker_pb2_grpc.ControlServicer):
 
     async def Scale(self, request: operations_pb2.ScaleRequest, context: grpc.aio.ServicerContext) -> operations_pb2.ScaleReply:
         try:
-            if not request.wanted:
+            wishes = {**request.wanted, **dict.fromkeys(request.all)}
+            if not wishes:
                 raise InvalidRequest("wanted", "names no pool")
-            wishes = await self._controller.scale(request.wanted)
+            told = await self._controller.scale(wishes)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         ready = {role: pool.ready for role, pool in self._controller.overview().pools.items()}
@@ -52,7 +53,7 @@ class _Control(worker_pb2_grpc.ControlServicer):
                 starting=wish.starting,
                 draining=wish.draining,
             )
-            for role, wish in wishes.items()
+            for role, wish in told.items()
         }
         return operations_pb2.ScaleReply(pools=sizes)
 
@@ -83,7 +84,7 @@ class MembershipServer:
         self.address = f"{host}:{port}"
 
     @classmethod
-    async def start(cls, controller: Controller, host: str, port: int, trust: Trust) -> MembershipServer:
+    async def start(cls, controller: Controller, host: str, trust: Trust, port: int = 0) -> MembershipServer:
         """port: 0 lets the system choose.
 
         Raises:

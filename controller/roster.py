@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from controller.events import EventKind, EventLog
 from controller.overview import Overview, PoolOverview, WorkerOverview
 from controller.reconcile import ROLES, PoolPlan, PoolView, StartFailures, WorkerState, reconcile
-from controller.saved import SavedState, StateStore, from_json, to_json
+from controller.saved import SavedState, StateStore, WorkerRecord, from_json, to_json
 from controller.table import Pool, Worker
 from tandem.clock import Clock
 from tandem.v1 import operations_pb2, worker_pb2
@@ -32,6 +32,7 @@ class Roster:
     def __init__(self, wishes: Mapping[str, int | None], clock: Clock, store: StateStore) -> None:
         self.pools = {role: Pool(wishes[role]) for role in ROLES}
         self.workers: dict[str, Worker] = {}
+        self.launching: dict[str, WorkerRecord] = {}  # asked for, and perhaps not there yet
         self.events = EventLog()
         self.port = 0
         self.news = asyncio.Event()  # something happened that may need a new plan
@@ -90,7 +91,7 @@ class Roster:
 
     async def save(self) -> None:
         async with self._saving:
-            records = tuple(worker.record() for worker in self.workers.values())
+            records = (*(worker.record() for worker in self.workers.values()), *self.launching.values())
             wishes = {role: pool.wanted for role, pool in self.pools.items()}
             state = SavedState(self._life, self._next_number, wishes, records, self.events.all, self.port)
             if (text := to_json(state)) != self._saved:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Host", "Progress", "WorkerProcess", "find_process", "prepare_process", "process_identity"]
+__all__ = ["TERMINATED", "Host", "Progress", "WorkerProcess", "find_process", "prepare_process", "process_identity"]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _SWITCH_INTERVAL_S = 0.0005
 hand-off: the transfer thread must not wait that long behind the step loop."""
 _LIVENESS_INTERVAL_S = 0.5
 _EXIT_AT_ONCE = 1
+TERMINATED = "it was asked to end by SIGTERM"
+"""The reason with which `wait_stopped` returns then; what ran has ended or was handed over."""
 
 
 def prepare_process(worker_id: str) -> None:
@@ -160,7 +162,7 @@ class WorkerProcess(Generic[H]):
         self._terminations += 1
         if self._terminations > 1 or self._host is None:
             os._exit(_EXIT_AT_ONCE if self._terminations > 1 else 0)
-        asyncio.run_coroutine_threadsafe(self._end("it was asked to end by SIGTERM"), self._loop)
+        asyncio.run_coroutine_threadsafe(self._end(TERMINATED), self._loop)
 
     def _on_progress(self, done_bytes: int, total_bytes: int) -> None:
         self._progress = (done_bytes, total_bytes)

@@ -97,7 +97,7 @@ async def test_a_whole_prefill_worker_with_another_secret_is_told_why_it_is_not_
 async def test_a_router_with_another_secret_does_not_see_the_membership(caplog: pytest.LogCaptureFixture) -> None:
     controller = Controller(FakeLauncher({"prefill": 1, "decode": 1}), {"prefill": 1, "decode": 1}, "{}")
     running = asyncio.create_task(controller.run())
-    server = await MembershipServer.start(controller, "127.0.0.1", 0, Trust(SECRET))
+    server = await MembershipServer.start(controller, "127.0.0.1", Trust(SECRET))
     async with create_internal_channel(server.address, Trust(SECRET)) as channel:
         watching = pb_grpc.MembershipStub(channel).Watch(pb.WatchRequest(router_id="friend"))
         assert (await watching.read()).version > 0

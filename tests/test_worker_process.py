@@ -13,7 +13,7 @@ from tandem.worker_process import WorkerProcess
 
 class Host:
     is_alive = True
-    async def drain(self):
+    async def drain(self, drain_s=None):
         print("draining", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         print("drained", flush=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller.launch import ClusterHandle
     from controller.overview import Overview
 
-__all__ = ["pools_line", "ready_line", "run_in_foreground"]
+__all__ = ["Incidents", "StopRequest", "pools_line", "ready_line", "run_in_foreground"]
 
 _LOOK_S = 0.2
 _WATCH_S = 1.0
@@ -35,7 +35,7 @@ _TOLD = ("scaled", "replaced", "draining", "drained", "resumed")
 _AWAY_S = 60.0
 
 
-class _StopRequest:
+class StopRequest:
     """SIGINT, SIGTERM: the first asks for a stop in order, the second ends this process at once (the reaper cleans up)."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _StopRequest:
         os.write(2, b"tandem: stopping; a second signal ends it at once\n")
 
 
-class _News:
+class Incidents:
     """Each event that people should know of is told once; what went wrong with the place of the logs."""
 
     def __init__(self, log_folder: str) -> None:
@@ -88,7 +88,7 @@ def run_in_foreground(config: ClusterConfig) -> int:
 
 
 def _run(config: ClusterConfig, out: TextIO) -> int:
-    stop = _StopRequest()
+    stop = StopRequest()
     clock = MonotonicClock()
     begin_s = clock.now()
     display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
@@ -102,7 +102,7 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
         display.clear()
         raise
     router = RouterProcess(config.router, cluster.address, clock)
-    foreground = _Foreground(config, cluster, router, stop, clock, display, _News(cluster.log_folder))
+    foreground = _Foreground(config, cluster, router, stop, clock, display, Incidents(cluster.log_folder))
     try:
         if line := foreground.start():
             print(f"{line}, after {clock.now() - begin_s:.1f} s", file=out, flush=True)
@@ -119,10 +119,10 @@ class _Foreground:
     config: ClusterConfig
     cluster: ClusterHandle
     router: RouterProcess
-    stop: _StopRequest
+    stop: StopRequest
     clock: Clock
     display: LoadingDisplay
-    news: _News
+    incidents: Incidents
 
     def start(self) -> str:
         """From nothing to the `ready` line, which it returns; empty: a stop was asked for before.
@@ -136,7 +136,7 @@ class _Foreground:
         while (view := self._overview()) is not None and not view.is_ready():
             if failure := view.failure():
                 raise TandemError(failure)
-            self._tell(*self.news.new(view), self.router.restart_if_ended())
+            self._tell(*self.incidents.new(view), self.router.restart_if_ended())
             self.display.show(loading_line(view))
             if self.stop.wait(_LOOK_S):
                 return ""
@@ -158,7 +158,7 @@ class _Foreground:
         """Until a stop is asked for: keep the router, tell what went wrong and how the pools are since."""
         told = ""
         while not self.stop.wait(_WATCH_S) and (view := self._overview()) is not None:
-            self._tell(self.router.restart_if_ended(), *self.news.new(view))
+            self._tell(self.router.restart_if_ended(), *self.incidents.new(view))
             line = pools_line(view)
             if told and line != told:
                 self._tell(line)

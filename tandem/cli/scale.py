@@ -12,6 +12,7 @@ from tandem.v1 import operations_pb2
 __all__ = ["add_parser", "pool_line", "run", "wishes_of"]
 
 POOLS = ("prefill", "decode")
+_ALL = "all"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,31 +22,32 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Change how many workers each pool shall have. Streams on workers that go finish first, or go on "
         "elsewhere.",
     )
-    parser.add_argument(
-        "wishes", nargs="+", metavar="POOL=N", help="such as prefill=3 decode=1; a pool not named stays as it is"
-    )
+    parser.add_argument("wishes", nargs="+", metavar="POOL=N", help="such as prefill=3 decode=1, or decode=all")
     parser.add_argument(
         "--wait", type=float, default=0.0, metavar="S", help="until it is so, for so long (default: return at once)"
     )
     add_router_options(parser)
 
 
-def wishes_of(words: list[str]) -> dict[str, int]:
-    """Raises ConfigError: a word is no POOL=N, or names a pool twice."""
-    wishes: dict[str, int] = {}
+def wishes_of(words: list[str]) -> dict[str, int | None]:
+    """None: all that nodes offer. Raises ConfigError: a word is no POOL=N, or names a pool twice."""
+    wishes: dict[str, int | None] = {}
     for word in words:
         pool, equals, number = word.partition("=")
-        if not equals or pool not in POOLS or not number.isascii() or not number.isdigit() or len(number) > 9:
+        is_number = number.isascii() and number.isdigit() and len(number) <= 9
+        if not equals or pool not in POOLS or not (is_number or number == _ALL):
             raise ConfigError(f"{word!r} is none of {', '.join(f'{name}=N' for name in POOLS)}")
         if pool in wishes:
             raise ConfigError(f"{pool} is given twice")
-        wishes[pool] = int(number)
+        wishes[pool] = None if number == _ALL else int(number)
     return wishes
 
 
 def run(args: argparse.Namespace) -> int:
     wishes = wishes_of(args.wishes)
-    reply = ask(args, lambda stub: stub.Scale(operations_pb2.ScaleRequest(wanted=wishes)))
+    numbers = {role: wanted for role, wanted in wishes.items() if wanted is not None}
+    request = operations_pb2.ScaleRequest(wanted=numbers, all=[role for role in wishes if role not in numbers])
+    reply = ask(args, lambda stub: stub.Scale(request))
     pools: Mapping[str, operations_pb2.PoolSize] = reply.pools
     if args.wait > 0:
         pools = wait_for(args, lambda status: _is_so(status, wishes), args.wait, "scaling").pools
@@ -54,10 +56,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_so(status: operations_pb2.Status, wishes: Mapping[str, int]) -> bool:
+def _is_so(status: operations_pb2.Status, wishes: Mapping[str, int | None]) -> bool:
     """As wished, and nothing of it still under way."""
     pools = [(status.pools[role], wanted) for role, wanted in wishes.items()]
-    return all(pool.wanted == wanted == pool.ready and not pool.reason for pool, wanted in pools)
+    return all(
+        pool.wanted == (pool.offered if wanted is None else wanted) == pool.ready and not pool.reason for pool, wanted in pools
+    )
 
 
 def pool_line(role: str, pool: operations_pb2.PoolSize) -> str:

@@ -43,18 +43,24 @@ class ScaleRequest(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     WANTED_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def wanted(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by pool: "prefill", "decode"; one that is not named stays as it is"""
+
+    @_builtins.property
+    def all(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """pools with one worker for each unit that nodes offer, now and later"""
 
     def __init__(
         self,
         *,
         wanted: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        all: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from tandem.v1 import operations_pb2
 
 def test_wishes_are_read_from_words() -> None:
     assert wishes_of(["prefill=3", "decode=0"]) == {"prefill": 3, "decode": 0}
+    assert wishes_of(["decode=all"]) == {"decode": None}
 
 
 @pytest.mark.parametrize(

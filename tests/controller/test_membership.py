@@ -36,7 +36,7 @@ async def controller(launcher: FakeLauncher) -> AsyncIterator[Controller]:
 
 @pytest.fixture
 async def watch(controller: Controller) -> AsyncIterator[Any]:
-    server = await MembershipServer.start(controller, "127.0.0.1", 0, TRUST)
+    server = await MembershipServer.start(controller, "127.0.0.1", TRUST)
     async with create_internal_channel(server.address, TRUST) as channel:
         yield worker_pb2_grpc.MembershipStub(channel).Watch
     await server.stop()

@@ -104,7 +104,7 @@ async def test_a_pool_goes_to_0_and_comes_back() -> None:
     await cluster.controller.scale({"prefill": 0, "decode": 0})
     await until(lambda: not cluster.states())
     assert await cluster.members() == {}
-    assert cluster.controller.overview().pools["prefill"].reason == ""
+    await until(lambda: not cluster.controller.overview().pools["prefill"].reason)
     await cluster.controller.scale({"prefill": 1, "decode": 1})
     await cluster.controller.wait_ready(1, 1)
     assert len({worker.worker_id for worker in cluster.launcher.workers}) == 4
@@ -285,8 +285,9 @@ async def test_ids_are_not_used_again_by_the_next_life() -> None:
         await cluster.crash()
         await cluster.come_back()
         await cluster.controller.wait_ready(1, 1)
-        cluster.running("decode")[0].die()
-        await until(lambda: len(cluster.running("decode")) == 1)
+        (old,) = cluster.running("decode")
+        old.die()
+        await until(lambda old=old: old.worker_id not in cluster.states())
         await cluster.controller.wait_ready(1, 1)
     ids = [worker.worker_id for worker in cluster.launcher.workers]
     assert len(ids) == 5 == len(set(ids))
@@ -304,6 +305,25 @@ async def test_a_worker_that_died_while_the_controller_was_away_is_buried_and_re
     assert "kill" in prefill.calls  # made certain before its peers may reuse memory
     await cluster.controller.wait_ready(1, 1)
     assert cluster.running("decode") == [decode]
+    await cluster.end()
+
+
+async def test_a_worker_that_was_just_being_launched_is_known_to_the_next_life() -> None:
+    cluster = Cluster(1, 0)
+    await cluster.controller.wait_ready(1, 0)
+    launch = cluster.launcher.launch
+
+    async def launch_and_hang(role: str, worker_id: str, config_json: str) -> FakeWorker:
+        await launch(role, worker_id, config_json)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    cluster.launcher.launch = launch_and_hang  # type: ignore[method-assign]
+    await cluster.controller.scale({"decode": 1})
+    await until(lambda: cluster.launcher.of("decode"))
+    await cluster.crash()
+    await cluster.come_back()
+    await cluster.controller.wait_ready(1, 1)
+    assert len(cluster.launcher.of("decode")) == 1
     await cluster.end()
 
 

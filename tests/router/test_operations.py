@@ -53,7 +53,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     launcher = FakeLauncher({"prefill": 3, "decode": 3})
     controller = Controller(launcher, {"prefill": 1, "decode": 1}, "{}", timing=TIMING)
     running = asyncio.create_task(controller.run())
-    membership = await MembershipServer.start(controller, "127.0.0.1", 0, TRUST)
+    membership = await MembershipServer.start(controller, "127.0.0.1", TRUST)
     pipeline = Bench(callers=Callers.load(str(tmp_path / "keys"))).pipeline
     table = WorkerTable()
     fleet = Fleet(table, FakeWorkerHandle, lambda path: SERVED.tokenizer)
@@ -154,6 +154,12 @@ async def command(bed: Bed, *words: str) -> int:
 async def test_scale_waits_until_it_is_so(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     assert await command(bed, "scale", "decode=2", "prefill=2", "--wait", "20") == 0
     assert capsys.readouterr().out == "decode    2 of 2 ready\nprefill   2 of 2 ready\n"
+
+
+async def test_scale_to_all_follows_what_nodes_offer(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await command(bed, "scale", "decode=all", "--wait", "20") == 0
+    assert capsys.readouterr().out == "decode    3 of 3 ready\n"
+    assert bed.controller.roster.pools["decode"].wanted is None
 
 
 async def test_drain_waits_for_the_end_and_says_how_it_was(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
