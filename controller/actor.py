@@ -62,7 +62,7 @@ class RayLauncher:
         except ImportError as error:
             raise WorkerDied(f"the worker's code cannot be imported: {error}") from error
         # Detached: it lives on when the controller's process dies, and is found again by its name.
-        options = {"name": worker_id, "namespace": NAMESPACE, "lifetime": "detached"}
+        options: dict[str, object] = {"name": worker_id, "namespace": NAMESPACE, "lifetime": "detached"}
         options |= {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS_AT_ONCE}
         actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
         return _RayWorker(actor)

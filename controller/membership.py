@@ -70,9 +70,10 @@ class _Control(worker_pb2_grpc.ControlServicer):
         self, request: operations_pb2.ReplaceRequest, context: grpc.aio.ServicerContext
     ) -> operations_pb2.ReplaceReply:
         try:
-            return operations_pb2.ReplaceReply(worker_ids=await self._controller.replace(request.pool))
+            worker_ids = await self._controller.replace(request.pool)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return operations_pb2.ReplaceReply(worker_ids=worker_ids)
 
 
 class MembershipServer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _TOLD = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
 
 
 class OperationsService(pb_grpc.OperationsServicer):
@@ -53,13 +50,16 @@ class OperationsService(pb_grpc.OperationsServicer):
         return status_of(self._fleet, self._table, self._pipeline.num_by_phase)
 
     async def Scale(self, request: pb.ScaleRequest, context: grpc.aio.ServicerContext) -> pb.ScaleReply:
-        return await self._pass_on(lambda control: control.Scale, request, context)
+        reply: pb.ScaleReply = await self._pass_on(lambda control: control.Scale, request, context)
+        return reply
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainReply:
-        return await self._pass_on(lambda control: control.Drain, request, context)
+        reply: pb.DrainReply = await self._pass_on(lambda control: control.Drain, request, context)
+        return reply
 
     async def Replace(self, request: pb.ReplaceRequest, context: grpc.aio.ServicerContext) -> pb.ReplaceReply:
-        return await self._pass_on(lambda control: control.Replace, request, context)
+        reply: pb.ReplaceReply = await self._pass_on(lambda control: control.Replace, request, context)
+        return reply
 
     def kserve(self) -> KServeService:
         """The same pipeline, in KServe's protocol."""

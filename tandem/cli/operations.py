@@ -62,7 +62,8 @@ def _told(address: str, error: grpc.aio.AioRpcError) -> TandemError:
 
 
 def get_status(args: argparse.Namespace) -> operations_pb2.Status:
-    return ask(args, lambda stub: stub.GetStatus(operations_pb2.GetStatusRequest()))
+    status: operations_pb2.Status = ask(args, lambda stub: stub.GetStatus(operations_pb2.GetStatusRequest()))
+    return status
 
 
 def wait_for(
