@@ -65,6 +65,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     await controller.wait_ready(1, 1)
+    await until(lambda: table.can_serve)
     async with create_channel(f"127.0.0.1:{port}") as client:
         yield Bed(f"127.0.0.1:{port}", pb_grpc.OperationsStub(client), controller, membership, launcher, tmp_path)
     following.cancel()
