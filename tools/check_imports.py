@@ -34,6 +34,7 @@ ONLY_IN = {
             "controller/actor.py",
             "controller/burial.py",
             "controller/launch.py",
+            "controller/ray_workers.py",
             "controller/store.py",
         ),
     ),
