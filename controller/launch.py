@@ -16,7 +16,6 @@ import psutil
 
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
-from controller.saved import from_json
 from controller.share import divide
 from tandem.config import ClusterConfig, dump, ray_address
 from tandem.errors import TandemError
@@ -33,9 +32,9 @@ os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ON
 import ray  # noqa: E402
 import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
+import ray.util  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
-from controller.store import RayStore  # noqa: E402
 
 __all__ = ["ClusterHandle", "start_cluster"]
 
@@ -53,7 +52,6 @@ class ClusterHandle:
 
     address: str
     log_folder: str
-    _cluster_id: str
     _actor: Any
 
     def overview(self) -> Overview:
@@ -74,15 +72,8 @@ class ClusterHandle:
             ray.get(self._actor.shutdown.remote(), timeout=_SHUTDOWN_S)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actor)
-        self._end_left_over()
+        _end_left_over()
         ray.shutdown()
-
-    def _end_left_over(self) -> None:
-        """Workers outlive a controller that could not stop them: it has left their names."""
-        text = RayStore(self._cluster_id).read()
-        for record in from_json(text).workers if text else ():
-            with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                ray.kill(ray.get_actor(record.worker_id, namespace=NAMESPACE))
 
 
 def start_cluster(config: ClusterConfig) -> ClusterHandle:
@@ -112,7 +103,7 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     except BaseException:
         ray.shutdown()
         raise
-    return ClusterHandle(address, log_folder, cluster_id, actor)
+    return ClusterHandle(address, log_folder, actor)
 
 
 def _start_local(config: ClusterConfig) -> str:
@@ -184,16 +175,25 @@ def _check_offer(config: ClusterConfig) -> None:
             )
 
 
+def _end_left_over() -> None:
+    """Workers outlive a controller that could not stop them. In our namespace there is nothing else."""
+    for name in ray.util.list_named_actors():
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
 def _check_no_other() -> None:
     """A controller whose owner is gone ends by itself; one that answers belongs to somebody."""
     try:
         other: Any = ray.get_actor(NAME, namespace=NAMESPACE)
     except ValueError:
+        _end_left_over()
         return
     try:
         address = ray.get(other.get_address.remote(), timeout=_ANSWER_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
         ray.kill(other)
+        _end_left_over()
         return
     raise TandemError(
         f"this Ray cluster already runs a tandem controller at {address}; stop its `tandem up` first "
