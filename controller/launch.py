@@ -177,7 +177,10 @@ def _check_offer(config: ClusterConfig) -> None:
 
 def _end_left_over() -> None:
     """Workers outlive a controller that could not stop them. In our namespace there is nothing else."""
-    for name in ray.util.list_named_actors():
+    names: list[str] = []
+    with contextlib.suppress(ray.exceptions.RayError):
+        names = ray.util.list_named_actors()
+    for name in names:
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
