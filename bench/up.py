@@ -29,7 +29,8 @@ _POOLS = ("prefill", "decode")
 
 
 class UpCluster:
-    """stub: of the running router. address, url: of its gRPC and HTTP. log: what `up` and the router wrote to stderr so far."""
+    """stub, operations: of the running router. address, url: of its gRPC and HTTP. log: what `up` and the router wrote to
+    stderr so far."""
 
     def __init__(self, process: subprocess.Popen[str], ready_line: str, log_file: Path) -> None:
         self.process = process
@@ -37,7 +38,7 @@ class UpCluster:
         self._log_file = log_file
         self._channel = create_channel(self.address)
         self.stub = pb_grpc.InferenceStub(self._channel)
-        self._operations = operations_pb2_grpc.OperationsStub(self._channel)
+        self.operations = operations_pb2_grpc.OperationsStub(self._channel)
 
     @property
     def log(self) -> str:
@@ -45,7 +46,7 @@ class UpCluster:
 
     async def status(self) -> operations_pb2.Status:
         """Raises grpc.aio.AioRpcError while no router answers."""
-        status: operations_pb2.Status = await self._operations.GetStatus(
+        status: operations_pb2.Status = await self.operations.GetStatus(
             operations_pb2.GetStatusRequest(), timeout=5.0, wait_for_ready=True
         )
         return status

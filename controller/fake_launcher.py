@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.launcher import WorkerDied
+from controller.launcher import ProcessRecord, WorkerDied
 from tandem.v1 import worker_pb2
 
 __all__ = ["FakeLauncher", "FakeWorker"]
@@ -16,7 +16,7 @@ __all__ = ["FakeLauncher", "FakeWorker"]
 @dataclass(eq=False)
 class FakeWorker:
     """calls: what it was told, in order, as "connect prefill-…", "disconnect …", "stop", "kill". frozen: it answers nothing.
-    unkillable: its node does not answer, so that its end cannot be made certain."""
+    unkillable: its node does not answer, so that its end cannot be made certain. drained: clear it, and `stop` waits for it."""
 
     role: str
     worker_id: str
@@ -26,6 +26,8 @@ class FakeWorker:
     frozen: bool = False
     unkillable: bool = False
     loaded: tuple[int, int] = (0, 100)
+    reported: worker_pb2.WorkerLoad = field(default_factory=worker_pb2.WorkerLoad)
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
     _start_error: Exception | None = None
     _ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -55,6 +57,10 @@ class FakeWorker:
 
     # ---- the controller's side: WorkerHandle ----
 
+    @property
+    def process_record(self) -> ProcessRecord | None:
+        return ("here", int(self.worker_id.rpartition("-")[2]), 0) if self.started.is_set() else None
+
     async def start(self) -> bytes:
         await self._or_death(self.started.wait())
         if self._start_error is not None:
@@ -66,6 +72,12 @@ class FakeWorker:
             await asyncio.Event().wait()
         self._raise_if_dead()
         return self.loaded
+
+    async def load(self) -> bytes:
+        if self.frozen:
+            await asyncio.Event().wait()
+        self._raise_if_dead()
+        return self.reported.SerializeToString()
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
         if self.frozen:
@@ -82,11 +94,12 @@ class FakeWorker:
     async def wait_stopped(self) -> str:
         return await asyncio.shield(self._ended)
 
-    async def stop(self) -> None:
+    async def stop(self, drain_s: float | None = None) -> None:
         if self.frozen:
             await asyncio.Event().wait()
         self._raise_if_dead()
-        self.calls.append("stop")
+        self.calls.append("stop" if drain_s is None else f"stop {drain_s:g}")
+        await self.drained.wait()
 
     async def kill(self) -> None:
         self.calls.append("kill")
@@ -120,10 +133,14 @@ class FakeLauncher:
 
     async def launch(self, role: str, worker_id: str, config_json: str) -> FakeWorker:
         worker = FakeWorker(role, worker_id)
+        worker.drained.set()
         if self.auto_start:
             worker.let_start()
         self.workers.append(worker)
         return worker
+
+    async def find(self, worker_id: str, process: ProcessRecord | None) -> FakeWorker:
+        return next(worker for worker in self.workers if worker.worker_id == worker_id)
 
     def of(self, role: str) -> list[FakeWorker]:
         """All workers of a role that were ever launched, in order."""

@@ -32,6 +32,7 @@ os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ON
 import ray  # noqa: E402
 import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
+import ray.util  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
@@ -63,7 +64,7 @@ class ClusterHandle:
         try:
             view: Overview = ray.get(self._actor.overview.remote(), timeout=_ANSWER_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise TandemError(f"the controller is gone: {str(error).splitlines()[0]}") from error
+            raise TandemError(f"the controller does not answer: {str(error).splitlines()[0]}") from error
         return view
 
     def shutdown(self) -> None:
@@ -72,6 +73,7 @@ class ClusterHandle:
             ray.get(self._actor.shutdown.remote(), timeout=_SHUTDOWN_S)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actor)
+        _end_left_over()
         ray.shutdown()
 
 
@@ -89,14 +91,15 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
         log_folder = _start_local(config)
         num_cores = len(os.sched_getaffinity(0))
         available_bytes = psutil.virtual_memory().available
-        worker = divide(config.worker, config.prefill + config.decode, num_cores, available_bytes)
+        num_workers, most_workers = config.prefill + config.decode, sum(config.units.values())
+        worker = divide(config.worker, num_workers, most_workers, num_cores, available_bytes)
         host = "127.0.0.1"
     try:
         if joined:
             _check_offer(config)
             _check_no_other()
         wishes: dict[str, int | None] = {PREFILL: config.prefill, DECODE: config.decode}
-        address, actor = _start_controller(replace(config, worker=worker), wishes, host)
+        address, actor = _start_controller(_new_id(), replace(config, worker=worker), wishes, host)
     except BaseException:
         ray.shutdown()
         raise
@@ -115,11 +118,16 @@ def start_controller(config: ClusterConfig, address: str, host: str, port: int) 
         _check_no_other()
         config = replace(config, worker=beyond_loopback(config.worker))
         place = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-        where, actor = _start_controller(config, {PREFILL: None, DECODE: None}, host, port, scheduling_strategy=place)
+        wishes: dict[str, int | None] = {PREFILL: None, DECODE: None}
+        where, actor = _start_controller(_new_id(), config, wishes, host, port, scheduling_strategy=place)
     except BaseException:
         ray.shutdown()
         raise
     return ClusterHandle(where, log_folder, actor)
+
+
+def _new_id() -> str:
+    return f"cluster-{secrets.token_hex(8)}"
 
 
 def _start_local(config: ClusterConfig) -> str:
@@ -131,7 +139,7 @@ def _start_local(config: ClusterConfig) -> str:
         include_dashboard=False,
         num_cpus=num_processes,  # Ray starts so many processes ahead: workers need not wait for theirs
         num_gpus=0,
-        resources={"tandem_prefill": config.prefill, "tandem_decode": config.decode},
+        resources={resource(role): num_units for role, num_units in config.units.items()},
         object_store_memory=_OBJECT_STORE_BYTES,
     )
 
@@ -191,16 +199,28 @@ def _check_offer(config: ClusterConfig) -> None:
             )
 
 
+def _end_left_over() -> None:
+    """Workers outlive a controller that could not stop them. In our namespace there is nothing else."""
+    names: list[str] = []
+    with contextlib.suppress(ray.exceptions.RayError):
+        names = ray.util.list_named_actors()
+    for name in names:
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
 def _check_no_other() -> None:
     """A controller whose owner is gone ends by itself; one that answers belongs to somebody."""
     try:
         other: Any = ray.get_actor(NAME, namespace=NAMESPACE)
     except ValueError:
+        _end_left_over()
         return
     try:
         address = ray.get(other.get_address.remote(), timeout=_ANSWER_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
         ray.kill(other)
+        _end_left_over()
         return
     raise TandemError(
         f"this Ray cluster already runs a tandem controller at {address}; stop its `tandem up` first "
@@ -209,11 +229,12 @@ def _check_no_other() -> None:
 
 
 def _start_controller(
-    config: ClusterConfig, wishes: dict[str, int | None], host: str, port: int = 0, **options: Any
+    cluster_id: str, config: ClusterConfig, wishes: dict[str, int | None], host: str, port: int = 0, **options: Any
 ) -> tuple[str, Any]:
     actor_class: Any = ControllerActor
+    worker_json, autoscale_json = dump(config.worker, with_secrets=True), dump(config.autoscale)
     actor = actor_class.options(name=NAME, namespace=NAMESPACE, lifetime="detached", **options).remote(
-        wishes, dump(config.worker, with_secrets=True), host, _OWNER_TIMEOUT_S, port
+        cluster_id, wishes, worker_json, autoscale_json, host, _OWNER_TIMEOUT_S, port
     )
     try:
         address: str = ray.get(actor.open.remote(), timeout=_START_S)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-__all__ = ["WorkerDied", "WorkerHandle", "WorkerLauncher"]
+__all__ = ["ProcessRecord", "WorkerDied", "WorkerHandle", "WorkerLauncher"]
+
+ProcessRecord = tuple[str, int, int]
+"""Ray's id of a node, process id and start in ticks since boot: together they never name another process."""
 
 
 class WorkerDied(Exception):
@@ -18,8 +21,14 @@ class WorkerDied(Exception):
 class WorkerHandle(Protocol):
     """One worker process. Every method may raise `WorkerDied`; each may take for ever, so callers bound it."""
 
+    @property
+    def process_record(self) -> ProcessRecord | None:
+        """None until `start` has returned."""
+        ...
+
     async def start(self) -> bytes:
-        """Load weights and open the worker's servers. Returns a serialised WorkerDescription.
+        """Load weights and open the worker's servers. Returns a serialised WorkerDescription; again the same when called again,
+        by another controller too.
 
         Raises:
             ConfigError: the operator's input is wrong (model folder, memory budget); starting again cannot help.
@@ -28,6 +37,10 @@ class WorkerHandle(Protocol):
 
     async def progress(self) -> tuple[int, int]:
         """Bytes of weights loaded, and in all. Answers at once while `start` runs and after: also the health ping."""
+        ...
+
+    async def load(self) -> bytes:
+        """A serialised WorkerLoad."""
         ...
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
@@ -42,8 +55,8 @@ class WorkerHandle(Protocol):
         """Returns the reason when the worker ended by itself; raises `WorkerDied` when its process is gone."""
         ...
 
-    async def stop(self) -> None:
-        """End in good order."""
+    async def stop(self, drain_s: float | None = None) -> None:
+        """End in good order: no new work; what runs has `drain_s` (None: the worker's own), then goes on elsewhere."""
         ...
 
     async def kill(self) -> None:
@@ -62,4 +75,9 @@ class WorkerLauncher(Protocol):
         Raises:
             WorkerDied: it could not even be begun.
         """
+        ...
+
+    async def find(self, worker_id: str, process: ProcessRecord | None) -> WorkerHandle:
+        """A worker that an earlier controller launched. Of one that is gone every method raises `WorkerDied`, but `kill`, which
+        makes sure of it."""
         ...

@@ -20,9 +20,9 @@ class Timing:
     look_s: how often it looks at nodes and retries. progress_s: how often a starting worker is asked how far it is.
     stall_s: a start that loads nothing for so long has failed. ping_s: how often a ready worker is asked whether it lives.
     answer_s: one that does not answer for so long is replaced. connect_s: for pairing two workers.
-    stop_s: for stopping in good order; more than a worker's `drain_s`. shutdown_s: the same when everything ends, since then
-    no stream is left. kill_s: after so long without certainty that a killed
-    process is gone, people are told, and it goes on being tried.
+    stop_s: for stopping in good order; more than a worker's `drain_s`. margin_s: so much more, where a drain has a bound of its
+    own. shutdown_s: for stopping when everything ends, since then no stream is left. kill_s: after so long without certainty
+    that a killed process is gone, people are told, and it goes on being tried.
     """
 
     look_s: float = 1.0
@@ -31,7 +31,8 @@ class Timing:
     ping_s: float = 1.0
     answer_s: float = 5.0
     connect_s: float = 30.0
-    stop_s: float = 30.0
+    stop_s: float = 310.0
+    margin_s: float = 10.0
     shutdown_s: float = 10.0
     kill_s: float = 10.0
 
@@ -86,11 +87,13 @@ async def until_end(handle: WorkerHandle, timing: Timing) -> str:
         await _discard(ended)
 
 
-async def stop_bounded(handle: WorkerHandle, timeout_s: float) -> None:
-    """Ask a worker to end in good order; `bury` follows, whether it did or not."""
+async def stop_bounded(handle: WorkerHandle, timeout_s: float, drain_s: float | None = None) -> bool:
+    """Ask a worker to end in good order; `bury` follows, whether it did or not. Returns whether it did."""
     with contextlib.suppress(WorkerDied, TimeoutError):
         async with asyncio.timeout(timeout_s):
-            await handle.stop()
+            await handle.stop(drain_s)
+            return True
+    return False
 
 
 async def bury(handle: WorkerHandle, timing: Timing) -> bool:

@@ -1,15 +1,17 @@
-"""The gRPC side of the controller: routers watch membership here."""
+"""The gRPC side of the controller: routers watch membership here, and pass on what operators ask."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import grpc
 import grpc.aio
 
-from controller.controller import Controller
+from controller.controller import Controller, UnknownWorker
+from tandem.errors import InvalidRequest
 from tandem.rpc import bind, create_internal_server
 from tandem.trust import Trust
-from tandem.v1 import worker_pb2, worker_pb2_grpc
+from tandem.v1 import operations_pb2, worker_pb2, worker_pb2_grpc
 
 __all__ = ["MembershipServer"]
 
@@ -27,21 +29,74 @@ class _Membership(worker_pb2_grpc.MembershipServicer):
             yield snapshot
 
 
+class _Control(worker_pb2_grpc.ControlServicer):
+    """What is wrong with a wish is told by name; see `Operations` for the statuses."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def Scale(self, request: operations_pb2.ScaleRequest, context: grpc.aio.ServicerContext) -> operations_pb2.ScaleReply:
+        try:
+            wishes = {**request.wanted, **dict.fromkeys(request.all)}
+            if not wishes:
+                raise InvalidRequest("wanted", "names no pool")
+            told = await self._controller.scale(wishes)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        ready = {role: pool.ready for role, pool in self._controller.overview().pools.items()}
+        sizes = {
+            role: operations_pb2.PoolSize(
+                wanted=wish.wanted,
+                ready=ready[role],
+                reason=wish.reason,
+                offered=wish.offered,
+                starting=wish.starting,
+                draining=wish.draining,
+            )
+            for role, wish in told.items()
+        }
+        return operations_pb2.ScaleReply(pools=sizes)
+
+    async def Drain(self, request: operations_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> operations_pb2.DrainReply:
+        try:
+            await self._controller.drain(request.worker_id, request.timeout_s if request.HasField("timeout_s") else None)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnknownWorker as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return operations_pb2.DrainReply()
+
+    async def Replace(
+        self, request: operations_pb2.ReplaceRequest, context: grpc.aio.ServicerContext
+    ) -> operations_pb2.ReplaceReply:
+        try:
+            worker_ids = await self._controller.replace(request.pool)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return operations_pb2.ReplaceReply(worker_ids=worker_ids)
+
+
 class MembershipServer:
     """Listens from construction on."""
 
-    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+    def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self._server = server
-        self.address = address
+        self.port = port
+        self.address = f"{host}:{port}"
 
     @classmethod
     async def start(cls, controller: Controller, host: str, trust: Trust, port: int = 0) -> MembershipServer:
-        """port 0: the system chooses. Raises ConfigError: the port cannot be had."""
+        """port: 0 lets the system choose.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
         server = create_internal_server(trust)
         worker_pb2_grpc.add_MembershipServicer_to_server(_Membership(controller), server)
+        worker_pb2_grpc.add_ControlServicer_to_server(_Control(controller), server)
         port = bind(server, host, port, trust.certificates)
         await server.start()
-        return cls(server, f"{host}:{port}")
+        return cls(server, host, port)
 
     async def stop(self) -> None:
         await self._server.stop(grace=None)

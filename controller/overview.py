@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.events import Event
+
 __all__ = ["Overview", "PoolOverview", "WorkerOverview"]
 
 
@@ -31,12 +33,12 @@ class PoolOverview:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """pools: by role. model_name: of the workers that are ready; empty while there are none.
-    incidents: the newest lost workers and failed starts, oldest first, each with a number that only grows."""
+    events: the newest, oldest first."""
 
     pools: dict[str, PoolOverview]
     workers: tuple[WorkerOverview, ...]
     model_name: str
-    incidents: tuple[tuple[int, str], ...] = ()
+    events: tuple[Event, ...] = ()
 
     def is_ready(self) -> bool:
         """Every pool has all the workers that are wanted, and at least one."""

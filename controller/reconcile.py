@@ -7,7 +7,8 @@ A worker's state::
         └──────── died, or failed ────┴──▶ LOST ──buried──▶ (gone)
 
 A lost worker holds no unit: its replacement may start while it is being buried. A draining one holds its unit until
-it is gone.
+it is gone. Workers that retire are replaced one at a time: where a unit is free the newcomer is ready before the old one
+drains, else the old one makes room first.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class WorkerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """number: the counter of the worker's id; a higher one started later."""
+    """number: the counter of the worker's id; a higher one started later. retiring: it serves until another is ready in its
+    place, where a unit is free for that; else it makes room for it."""
 
     worker_id: str
     number: int
     state: WorkerState
+    retiring: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ class PoolView:
         """Workers in one of `states`, oldest first."""
         return [w.worker_id for w in sorted(self.workers, key=lambda w: w.number) if w.state in states]
 
+    def retiring(self) -> list[str]:
+        """Ready workers that are to be replaced, oldest first."""
+        ready = self.ids(WorkerState.READY)
+        return [w.worker_id for w in sorted(self.workers, key=lambda w: w.number) if w.retiring and w.worker_id in ready]
+
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
@@ -103,21 +111,32 @@ def reconcile(pool: PoolView, now_s: float) -> PoolPlan:
     """The plan for one pool. Starting and stopping never happen in one plan."""
     wanted = pool.offered if pool.wanted is None else pool.wanted
     target = min(wanted, pool.offered)
-    ready, starting = pool.ids(WorkerState.READY), pool.ids(WorkerState.STARTING)
-    draining = pool.ids(WorkerState.DRAINING)
-    num_active = len(ready) + len(starting)
-
-    surplus = max(0, num_active - target)
-    stop = tuple((starting[::-1] + ready[::-1])[:surplus])  # what serves nobody goes first, then the youngest
-
-    free_units = max(0, pool.offered - num_active - len(draining))
+    num_active = len(pool.ids(WorkerState.READY, WorkerState.STARTING))
+    free_units = max(0, pool.offered - num_active - len(pool.ids(WorkerState.DRAINING)))
     may_start = not pool.failures.gave_up and now_s >= pool.failures.retry_at_s
-    start = min(max(0, target - num_active), free_units) if may_start else 0
+
+    stop = _to_stop(pool, num_active - target, may_start and free_units > 0)
+    missing = target - num_active
+    if missing == 0 and not stop and pool.retiring() and not pool.ids(WorkerState.STARTING, WorkerState.DRAINING):
+        missing = 1  # beside the one whose place it takes
+    start = min(max(0, missing), free_units) if may_start else 0
     return PoolPlan(wanted, start, stop, _reason(pool, wanted))
 
 
+def _to_stop(pool: PoolView, surplus: int, can_start: bool) -> tuple[str, ...]:
+    """Those that retire go first, one at a time; else what serves nobody, then the youngest."""
+    starting, ready, retiring = pool.ids(WorkerState.STARTING), pool.ids(WorkerState.READY), pool.retiring()
+    num_active = len(starting) + len(ready)
+    if retiring and starting and 0 < surplus < num_active:
+        surplus -= 1  # the newcomer is not ready yet: the one that it replaces serves on
+    elif retiring and surplus == 0 and not (starting or can_start or pool.ids(WorkerState.DRAINING) or pool.failures.count):
+        surplus = 1  # no unit is free for a newcomer: one of those that retire makes room
+    order = retiring + [worker_id for worker_id in starting[::-1] + ready[::-1] if worker_id not in retiring]
+    return tuple(order[: max(0, surplus)])
+
+
 def _reason(pool: PoolView, wanted: int) -> str:
-    if len(pool.ids(WorkerState.READY)) == wanted and not pool.ids(WorkerState.DRAINING):
+    if len(pool.ids(WorkerState.READY)) == wanted and not pool.ids(WorkerState.DRAINING) and not pool.retiring():
         return ""
     return "; ".join(_causes(pool, wanted)) or f"{len(pool.ids(WorkerState.READY))} of {wanted} ready"
 
@@ -137,5 +156,7 @@ def _causes(pool: PoolView, wanted: int) -> Iterable[str]:
         yield f"{num_starting} starting"
     if num_draining:
         yield f"{num_draining} draining"
-    if num_ready > wanted:
+    if pool.retiring():
+        yield f"{len(pool.retiring())} to be replaced"
+    elif num_ready > wanted:
         yield f"{num_ready - wanted} to be stopped"

@@ -32,7 +32,7 @@ class DecodeWorkerActor:
         return (ray.get_runtime_context().get_node_id(), *process_identity())
 
     def start(self) -> bytes:
-        """Load the weights and serve. Returns a serialised WorkerDescription."""
+        """Load the weights and serve. Returns a serialised WorkerDescription; again the same."""
         return self._process.start().worker.description.SerializeToString()
 
     def progress(self) -> tuple[int, int]:
@@ -43,6 +43,10 @@ class DecodeWorkerActor:
         """The prefill worker is gone: what it still had reserved here is free."""
         self._process.host.worker.writer_dead(worker_id)
 
+    def load(self) -> bytes:
+        """A serialised WorkerLoad."""
+        return self._process.host.worker.load().SerializeToString()
+
     def wait_stopped(self) -> str:
         """Return, with the reason, when the worker has ended by itself or by `stop`. After SIGTERM the process ends here."""
         reason = self._process.wait_stopped()
@@ -50,8 +54,9 @@ class DecodeWorkerActor:
             ray.actor.exit_actor()  # type: ignore[no-untyped-call]
         return reason
 
-    def stop(self) -> None:
-        self._process.stop()
+    def stop(self, drain_s: float | None = None) -> None:
+        """Drain for so long at most (None: as configured), then end."""
+        self._process.stop(drain_s)
 
 
 # Not a method: Ray takes an actor with a coroutine among its methods for an asynchronous one.

@@ -56,8 +56,8 @@ class DecodeHost:
     def is_alive(self) -> bool:
         return self.worker.is_alive
 
-    async def drain(self) -> None:
-        await self.worker.drain()
+    async def drain(self, drain_s: float | None = None) -> None:
+        await self.worker.drain(drain_s)
 
     async def stop(self) -> None:
         await self._server.stop(_STOP_GRACE_S)

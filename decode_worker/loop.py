@@ -59,7 +59,7 @@ class DecodeLoop:
         self._residency = Residency(engine, leases, clock, int(config.swap_gib * 2**30))
         self._watch = PoolWatch(leases.history)
         self._stopping = False
-        self._step_s = 0.0
+        self._step_s = self._busy_s = 0.0
         self.measures = Measures()
 
     def run(self) -> None:
@@ -93,6 +93,7 @@ class DecodeLoop:
             kv_blocks_counted=self._leases.num_blocks_counted(),
             overcommit=self._config.overcommit,
             evictions={way.value: count for way, count in self._residency.num_evictions.items()},
+            busy_seconds=self._busy_s,
         )
 
     @property
@@ -172,6 +173,7 @@ class DecodeLoop:
         size = len(self._running)
         self.measures.observe("decode_step_seconds", self._step_s, ALL, concurrency_bucket(size), ALL)
         self.measures.observe("decode_batch_size", size)
+        self._busy_s += self._step_s
         self._settle(outcomes)
 
     def _compute(self, running: Sequence[RunningSequence]) -> list[Drawn | TandemError]:

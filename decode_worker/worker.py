@@ -83,12 +83,12 @@ class DecodeWorker:
         hide_pools, hide_measured = POOLS.add(lambda: [("decode", self.load())]), MEASURED.add(self.measures)
         self._hide_metrics = lambda: (hide_pools(), hide_measured())
 
-    async def drain(self) -> None:
-        """Reserve nothing more; return when every lease has ended. After `drain_s` what is left is handed over: its routers
-        place it again, with the tokens that they have. On the event loop."""
+    async def drain(self, drain_s: float | None = None) -> None:
+        """Reserve nothing more; return when every lease has ended. After `drain_s` (None: as configured) what is left is
+        handed over: its routers place it again, with the tokens that they have. On the event loop."""
         self._leaving = True
         self._hub.wake()
-        if not await wait_until(lambda: not self._leases.all_live(), self._drain_s):
+        if not await wait_until(lambda: not self._leases.all_live(), self._drain_s if drain_s is None else drain_s):
             logger.warning("%d leases are handed over", len(self._leases.all_live()))
             self._loop.inbox.put(HandOver())
             await wait_until(lambda: not self._leases.all_live(), QUIET_S)

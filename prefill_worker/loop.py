@@ -101,7 +101,7 @@ class PrefillLoop:
         self._batch_credit = 0.0
         self._stopping = False
         self._draining = False
-        self._step_s = 0.0
+        self._step_s = self._busy_s = 0.0
         self.waste = WasteCount()
         self.measures = Measures()
         self._measured = PrefillMeasures(self.measures)
@@ -137,6 +137,8 @@ class PrefillLoop:
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
             step_seconds=self._step_s,
+            busy_seconds=self._busy_s,
+            oldest_wait_seconds=self._prompts.oldest_wait_s(self._clock.now()),
             wasted_chunks=self.waste.total_chunks,
             worst_wasted_chunks=self.waste.worst_chunks,
             prefixes=self._memory.index,
@@ -309,6 +311,7 @@ class PrefillLoop:
             return
         self._step_s = self._clock.now() - started_s
         self._measured.step(self._step_s, [(prompt.task, plan.num_tokens) for prompt, plan in zip(prompts, plans, strict=True)])
+        self._busy_s += self._step_s
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 

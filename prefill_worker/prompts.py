@@ -66,6 +66,11 @@ class PromptTable:
         """Not yet computed. May be read from another thread."""
         return sum(p.task.num_tokens for p in list(self.waiting)) + sum(p.num_remaining for p in list(self.running))
 
+    def oldest_wait_s(self, now_s: float) -> float:
+        """How long the interactive prompt that waits longest has waited; batch ones wait as a rule. May be read from another
+        thread."""
+        return max((now_s - p.task.received_s for p in list(self.waiting) if p.task.is_interactive), default=0.0)
+
     def _rank(self, prompt: WaitingPrompt, policy: PrefillPolicy) -> tuple[bool, float]:
         work = self._work(prompt)
         return (not prompt.task.is_interactive, policy.urgency(work))

@@ -74,13 +74,13 @@ class PrefillWorker:
         hide_pools, hide_measured = POOLS.add(lambda: [("prefill", self.load())]), MEASURED.add(self.measures)
         self._hide_metrics = lambda: (hide_pools(), hide_measured())
 
-    async def drain(self) -> None:
-        """Take nothing more; return when every prompt has been handed off. After `drain_s` what is left is handed over: its
-        routers place it again."""
+    async def drain(self, drain_s: float | None = None) -> None:
+        """Take nothing more; return when every prompt has been handed off. After `drain_s` (None: as configured) what is
+        left is handed over: its routers place it again."""
         self._leaving = True
         self._hub.wake()
         self._loop.inbox.put(Drain())
-        if not await wait_until(self._holds_nothing, self._drain_s):
+        if not await wait_until(self._holds_nothing, self._drain_s if drain_s is None else drain_s):
             logger.warning("prompts are handed over: %s", self._loop.load())
             self._loop.inbox.put(HandOver())
             await wait_until(self._holds_nothing, QUIET_S)

@@ -12,7 +12,7 @@ from router.state import WorkerTable
 from router.worker import WorkerHandle, WorkerInfo
 from tandem.errors import TandemError
 
-__all__ = ["Fleet", "Member", "Membership", "PoolWish"]
+__all__ = ["ClusterEvent", "Fleet", "Member", "Membership", "PoolWish"]
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,24 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PoolWish:
-    """reason: why the pool is not as wanted; empty when it is."""
+    """reason: why the pool is not as wanted; empty when it is. offered: units of all nodes."""
 
     wanted: int
     reason: str = ""
+    offered: int = 0
+    starting: int = 0
+    draining: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """What happened to the pools, as the controller tells it; see `controller.events`."""
+
+    number: int
+    time_s: float
+    kind: str
+    subject: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,7 @@ class Membership:
 
     members: tuple[Member, ...] = ()
     pools: Mapping[str, PoolWish] = field(default_factory=dict)
+    events: tuple[ClusterEvent, ...] = ()
 
 
 class Fleet:
@@ -54,6 +69,7 @@ class Fleet:
     ) -> None:
         self.model: ServedModel | None = None
         self.pools: Mapping[str, PoolWish] = {}
+        self.events: tuple[ClusterEvent, ...] = ()
         self.refused: dict[str, WorkerInfo] = {}
         self._table = table
         self._connect = connect
@@ -66,7 +82,7 @@ class Fleet:
         """
         if self.model is None and membership.members:
             await self._adopt(membership.members[0].worker.model)
-        self.pools = membership.pools
+        self.pools, self.events = membership.pools, membership.events
         wanted = {member.worker.id: member for member in membership.members}
         self.refused = {worker_id: info for worker_id, info in self.refused.items() if worker_id in wanted}
         gone = [entry.handle.info.id for entry in self._table.entries if entry.handle.info.id not in wanted]

@@ -18,8 +18,9 @@ from router.handles import GrpcWorkerHandle
 from router.http.app import Gateway
 from router.http.server import start_http
 from router.membership import follow
+from router.operations import OperationsService
 from router.pipeline import Pipeline
-from router.server import HealthReporter, InferenceService, OperationsService, build_server
+from router.server import HealthReporter, InferenceService, build_server
 from router.state import WorkerTable
 from router.tokenizers import tokenizer_loader
 from router.worker import WorkerInfo
@@ -27,8 +28,9 @@ from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
-from tandem.rpc import bind
+from tandem.rpc import bind, create_internal_channel
 from tandem.trust import Certificates, Trust
+from tandem.v1 import worker_pb2_grpc
 
 __all__ = ["Ports", "run_router", "serve"]
 
@@ -62,9 +64,10 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=callers, measures=measures)
     reporter = HealthReporter(table)
     await reporter.start()
-    server = build_server(
-        InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table), reporter, config.max_message_bytes
-    )
+    controller = create_internal_channel(controller_address, trust)
+    control, operators = worker_pb2_grpc.ControlStub(controller), frozenset(config.operators.replace(",", " ").split())
+    operations = OperationsService(pipeline, fleet, table, control, operators)
+    server = build_server(InferenceService(pipeline, fleet), operations, reporter, config.max_message_bytes)
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
     bounds = config.client_timeout_s, config.max_connections
@@ -83,6 +86,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
             await asyncio.gather(server.stop(None), http.stop(0.0))
             await asyncio.wait([following])
             await fleet.close()
+            await controller.close()
 
 
 def run_router(config: RouterConfig, controller_address: str) -> int:

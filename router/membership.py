@@ -7,7 +7,7 @@ import logging
 
 import grpc.aio
 
-from router.fleet import Fleet, Member, Membership, PoolWish
+from router.fleet import ClusterEvent, Fleet, Member, Membership, PoolWish
 from router.model import ModelInfo
 from router.worker import WorkerInfo
 from tandem.errors import TandemError
@@ -45,7 +45,12 @@ async def follow(address: str, router_id: str, trust: Trust, fleet: Fleet) -> No
 
 def membership_of(snapshot: pb.MembershipSnapshot) -> Membership:
     members = tuple(Member(worker_of(member.worker), member.state == "draining") for member in snapshot.members)
-    return Membership(members, {role: PoolWish(pool.wanted, pool.reason) for role, pool in snapshot.pools.items()})
+    pools = {
+        role: PoolWish(pool.wanted, pool.reason, pool.offered, pool.starting, pool.draining)
+        for role, pool in snapshot.pools.items()
+    }
+    events = tuple(ClusterEvent(e.number, e.time_s, e.kind, e.subject, e.text) for e in snapshot.events)
+    return Membership(members, pools, events)
 
 
 def worker_of(worker: pb.WorkerDescription) -> WorkerInfo:

@@ -21,11 +21,10 @@ from router.answer import Delta, Prompt
 from router.fleet import Fleet
 from router.gate import KeyInterceptor
 from router.job import Outcome
-from router.kserve import KServeService
+from router.operations import OperationsService
 from router.pipeline import Pipeline
 from router.reader import RequestReader
 from router.state import WorkerTable
-from router.status import status_of
 from router.statuses import retry_hint, status_of_error
 from router.validation import validate_request_id
 from router.wire_text import find_invalid_text
@@ -39,7 +38,7 @@ from tandem.v1 import kserve_pb2_grpc as kserve_grpc
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
 
-__all__ = ["REQUEST_ID_HEADER", "HealthReporter", "InferenceService", "OperationsService", "build_server"]
+__all__ = ["REQUEST_ID_HEADER", "HealthReporter", "InferenceService", "build_server"]
 
 log = logging.getLogger(__name__)
 
@@ -113,20 +112,6 @@ class InferenceService:
 
     def _token_bytes(self, token_id: int) -> bytes:
         return self._fleet.model.tokenizer.token_bytes(token_id) if self._fleet.model else b""
-
-
-class OperationsService(operations_grpc.OperationsServicer):
-    def __init__(self, pipeline: Pipeline, fleet: Fleet, table: WorkerTable) -> None:
-        self._pipeline = pipeline
-        self._fleet = fleet
-        self._table = table
-
-    async def GetStatus(self, request: operations.GetStatusRequest, context: grpc.aio.ServicerContext) -> operations.Status:
-        return status_of(self._fleet, self._table, self._pipeline.num_by_phase)
-
-    def kserve(self) -> KServeService:
-        """The same pipeline, in KServe's protocol."""
-        return KServeService(self._pipeline, self._fleet, self._table)
 
 
 class HealthReporter:

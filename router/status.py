@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from router.fleet import Fleet
+from router.fleet import ClusterEvent, Fleet
 from router.state import WorkerEntry, WorkerTable
 from router.worker import DECODE, PREFILL, WorkerInfo, WorkerLoad
 from tandem.v1 import operations_pb2 as pb
@@ -32,12 +32,21 @@ def status_of(fleet: Fleet, table: WorkerTable, num_by_phase: Mapping[str, int])
         lease_ages=ages,
         requests=num_by_phase,
         pools={role: _pool(fleet, table, role) for role in (PREFILL, DECODE)},
+        events=map(_event, fleet.events),
     )
 
 
 def _pool(fleet: Fleet, table: WorkerTable, role: str) -> pb.PoolSize:
     wish = fleet.pools.get(role)
-    return pb.PoolSize(wanted=wish.wanted if wish else 0, ready=table.num_ready(role), reason=wish.reason if wish else "")
+    size = pb.PoolSize(ready=table.num_ready(role))
+    if wish is not None:
+        size.wanted, size.reason, size.offered = wish.wanted, wish.reason, wish.offered
+        size.starting, size.draining = wish.starting, wish.draining
+    return size
+
+
+def _event(event: ClusterEvent) -> pb.ClusterEvent:
+    return pb.ClusterEvent(number=event.number, time_s=event.time_s, kind=event.kind, subject=event.subject, text=event.text)
 
 
 def _entry(entry: WorkerEntry) -> pb.WorkerStatus:
@@ -64,4 +73,5 @@ def _worker(info: WorkerInfo, state: str, load: WorkerLoad) -> pb.WorkerStatus:
         pool_mismatches=load.pool_mismatches,
         wasted_chunks=load.wasted_chunks,
         worst_wasted_chunks=load.worst_wasted_chunks,
+        step_seconds=load.step_s,
     )

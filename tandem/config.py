@@ -21,10 +21,12 @@ from tandem.errors import ConfigError
 from tandem.secret import Secret
 
 __all__ = [
+    "AutoscaleConfig",
     "CacheConfig",
     "ClusterConfig",
     "DecodeConfig",
     "ModelSource",
+    "PoolLimits",
     "PrefillConfig",
     "RouterConfig",
     "TlsConfig",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_ROOM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class WorkerConfig:
     trust: TrustConfig = field(default_factory=TrustConfig)
     host: str = "127.0.0.1"
     threads: int = 0
-    drain_s: float = 20.0
+    drain_s: float = 300.0
     metrics_port: int = 0
     device: str = "cpu"
 
@@ -201,7 +205,8 @@ class RouterConfig:
     client_timeout_s: the longest that a client may take to send a request, and that it may leave what is written to it unread.
     max_connections: over HTTP, at once; one more is closed unserved.
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
-    api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports."""
+    api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports.
+    operators: names of the API keys that may scale, drain and replace, with commas between them; empty: every caller may."""
 
     model: str = ""
     host: str = "127.0.0.1"
@@ -219,19 +224,64 @@ class RouterConfig:
     client_timeout_s: float = 60.0
     max_connections: int = 4096
     api_keys_file: str = ""
+    operators: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """min, max: workers of one pool. up_cooldown_s: after it grew, it grows no further for so long. down_after_s: one worker
+    fewer must have been enough for so long before it shrinks."""
+
+    min: int = 1
+    max: int = 64
+    up_cooldown_s: float = 30.0
+    down_after_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleConfig:
+    """Off by default; where something else scales the pools (HPA, KEDA), it stays off. See `controller.autoscale`.
+
+    every_s: between looks. stale_s: older numbers are not used. queue_s, backlog_tokens, busy: targets of a prefill worker: the
+    longest wait in its queue, tokens that wait there, share of time that it computes. memory_used, itl_s: targets of a decode
+    worker: share in use of KV blocks or state slots, whichever is more; seconds of a step, that is, between tokens."""
+
+    enabled: bool = False
+    every_s: float = 5.0
+    stale_s: float = 15.0
+    prefill: PoolLimits = field(default_factory=PoolLimits)
+    decode: PoolLimits = field(default_factory=PoolLimits)
+    queue_s: float = 1.0
+    backlog_tokens: int = 8192
+    busy: float = 0.8
+    memory_used: float = 0.8
+    itl_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What `tandem up` starts. prefill, decode: wanted workers per pool. trust: of all its processes."""
+    """What `tandem up` starts. prefill, decode: wanted workers per pool, until they are scaled. max_prefill, max_decode: to how
+    many a pool of a cluster on this machine can be scaled, among which its memory is divided at the start; 0: as many as
+    are wanted, and 4 at least. autoscale: by policy, off by default. trust: of all its processes."""
 
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     prefill: int = 1
     decode: int = 1
+    max_prefill: int = 0
+    max_decode: int = 0
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Workers of each pool for which a cluster on this machine has room."""
+        return {
+            "prefill": self.max_prefill or max(self.prefill, _ROOM),
+            "decode": self.max_decode or max(self.decode, _ROOM),
+        }
 
 
 def transfer_of(worker: WorkerConfig) -> TransferConfig:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Host", "Progress", "WorkerProcess", "find_process", "prepare_process", "process_identity"]
+__all__ = ["TERMINATED", "Host", "Progress", "WorkerProcess", "find_process", "prepare_process", "process_identity"]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _SWITCH_INTERVAL_S = 0.0005
 hand-off: the transfer thread must not wait that long behind the step loop."""
 _LIVENESS_INTERVAL_S = 0.5
 _EXIT_AT_ONCE = 1
+TERMINATED = "it was asked to end by SIGTERM"
+"""The reason with which `wait_stopped` returns then; what ran has ended or was handed over."""
 
 
 def prepare_process(worker_id: str) -> None:
@@ -56,8 +58,8 @@ class Host(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    async def drain(self) -> None:
-        """Take no new work; return when what runs has ended or was handed over, within a bound."""
+    async def drain(self, drain_s: float | None = None) -> None:
+        """Take no new work; return when what runs has ended or, after `drain_s` (None: as configured), was handed over."""
         ...
 
     async def stop(self) -> None: ...
@@ -79,7 +81,9 @@ class WorkerProcess(Generic[H]):
         self._start = start
         self._progress = (0, 0)
         self._host: H | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._num_waits = 0
         self._stopped = threading.Event()
         self._reason = "stopped"
         self._terminations = 0
@@ -102,10 +106,15 @@ class WorkerProcess(Generic[H]):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def start(self) -> H:
-        """Load the weights and serve."""
+        """Load the weights and serve. Called again, it waits for the same start."""
+
+        async def make() -> None:
+            self._host = await self._start(self._on_progress)
 
         async def start() -> None:
-            self._host = await self._start(self._on_progress)
+            if self._starting is None:
+                self._starting = asyncio.ensure_future(make())
+            await asyncio.shield(self._starting)
 
         self.run(start())
         return self.host
@@ -119,25 +128,30 @@ class WorkerProcess(Generic[H]):
         return self.run(progress())
 
     def wait_stopped(self) -> str:
-        """Returns when the worker has ended by itself or by `stop`, with the reason."""
+        """Returns when the worker has ended by itself or by `stop`, with the reason. A later call ends an earlier one, whose
+        caller is taken for gone."""
+        self._num_waits += 1
+        mine = self._num_waits
         while not self._stopped.wait(_LIVENESS_INTERVAL_S):
+            if mine != self._num_waits:
+                return "another waits for the end"
             if self._host is not None and self._ending is None and not self._host.is_alive:
                 return "a thread of the worker has ended; see its log"
         return self._reason
 
-    def stop(self) -> None:
+    def stop(self, drain_s: float | None = None) -> None:
         """Drain, then end; again is nothing more than to wait for it."""
-        self.run(self._end("stopped"))
+        self.run(self._end("stopped", drain_s))
 
-    async def _end(self, reason: str) -> None:
+    async def _end(self, reason: str, drain_s: float | None = None) -> None:
         if self._ending is None:
-            self._ending = asyncio.ensure_future(self._drain_and_stop(reason))
+            self._ending = asyncio.ensure_future(self._drain_and_stop(reason, drain_s))
         await asyncio.shield(self._ending)
 
-    async def _drain_and_stop(self, reason: str) -> None:
+    async def _drain_and_stop(self, reason: str, drain_s: float | None) -> None:
         try:
             if self._host is not None:
-                await self._host.drain()
+                await self._host.drain(drain_s)
                 await self._host.stop()
         finally:
             self._reason = reason
@@ -148,7 +162,7 @@ class WorkerProcess(Generic[H]):
         self._terminations += 1
         if self._terminations > 1 or self._host is None:
             os._exit(_EXIT_AT_ONCE if self._terminations > 1 else 0)
-        asyncio.run_coroutine_threadsafe(self._end("it was asked to end by SIGTERM"), self._loop)
+        asyncio.run_coroutine_threadsafe(self._end(TERMINATED), self._loop)
 
     def _on_progress(self, done_bytes: int, total_bytes: int) -> None:
         self._progress = (done_bytes, total_bytes)

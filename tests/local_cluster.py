@@ -16,8 +16,9 @@ from router.handles import GrpcWorkerHandle
 from router.http.app import Gateway
 from router.http.server import HttpServer, start_http
 from router.membership import worker_of
+from router.operations import OperationsService
 from router.pipeline import Pipeline
-from router.server import HealthReporter, InferenceService, OperationsService, build_server
+from router.server import HealthReporter, InferenceService, build_server
 from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock

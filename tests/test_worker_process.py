@@ -13,7 +13,7 @@ from tandem.worker_process import WorkerProcess
 
 class Host:
     is_alive = True
-    async def drain(self):
+    async def drain(self, drain_s=None):
         print("draining", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         print("drained", flush=True)
@@ -30,6 +30,39 @@ process = WorkerProcess(make)
 process.start()
 print("started", flush=True)
 print(process.wait_stopped(), flush=True)
+"""
+
+
+# The same, asked twice as by a controller and by its next life.
+ASKED_AGAIN = """
+import asyncio, threading, time
+from tandem.worker_process import WorkerProcess
+
+class Host:
+    is_alive = True
+    async def drain(self, drain_s=None):
+        print("drained within", drain_s, flush=True)
+    async def stop(self):
+        pass
+
+made = []
+async def make(progress):
+    made.append(await asyncio.sleep(0.05, Host()))
+    return made[-1]
+
+process = WorkerProcess(make)
+starts = [threading.Thread(target=process.start) for _ in range(2)]
+[start.start() for start in starts]; [start.join() for start in starts]
+print("hosts:", len(made), flush=True)
+first = threading.Thread(target=lambda: print(process.wait_stopped(), flush=True))
+first.start()
+while not process._num_waits:
+    time.sleep(0.001)
+second = threading.Thread(target=lambda: print(process.wait_stopped(), flush=True))
+second.start()
+first.join()
+process.stop(1.5)
+second.join()
 """
 
 
@@ -69,3 +102,8 @@ def test_one_that_has_nothing_to_drain_yet_ends_at_once() -> None:
         assert line(process) == "starting"
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+def test_what_another_controller_asks_again_is_done_once_and_its_wait_takes_the_place_of_the_first() -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED_AGAIN], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.splitlines() == ["hosts: 1", "another waits for the end", "drained within 1.5", "stopped"]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from controller.launch import ClusterHandle
     from controller.overview import Overview
 
-__all__ = ["Incidents", "StopRequest", "pools_line", "ready_line", "run_in_foreground"]
+__all__ = ["Incidents", "StopRequest", "patient_overview", "pools_line", "ready_line", "run_in_foreground"]
 
 _LOOK_S = 0.2
 _WATCH_S = 1.0
 _ROUTER_READY_S = 60.0
 _ROUTER_GRACE_S = 30.0
+_TROUBLES = ("lost", "failed")
+_TOLD = ("scaled", "replaced", "draining", "drained", "resumed")
+_AWAY_S = 60.0
 
 
 class StopRequest:
@@ -55,16 +59,21 @@ class StopRequest:
 
 
 class Incidents:
-    """Each lost worker and failed start is told once, with the place of the logs."""
+    """Each event that people should know of is told once; what went wrong with the place of the logs."""
 
     def __init__(self, log_folder: str) -> None:
         self._log_folder = log_folder
         self._seen = 0
 
     def new(self, view: Overview) -> list[str]:
-        unseen = [(number, text) for number, text in view.incidents if number > self._seen]
-        self._seen = max([self._seen, *(number for number, _ in unseen)])
-        return [f"{text} (logs: {self._log_folder})" for _, text in unseen]
+        unseen = [event for event in view.events if event.number > self._seen]
+        self._seen = max([self._seen, *(event.number for event in unseen)])
+        logs = f" (logs: {self._log_folder})"
+        return [
+            event.text + (logs if event.kind.value in _TROUBLES else "")
+            for event in unseen
+            if event.kind.value in _TROUBLES + _TOLD
+        ]
 
 
 def run_in_foreground(config: ClusterConfig) -> int:
@@ -125,13 +134,15 @@ class _Foreground:
         if self.stop.wait(0):
             return ""
         self.router.start()  # it takes a while to begin; membership comes to it when there is some
-        while not (view := self.cluster.overview()).is_ready():
+        while (view := self._overview()) is not None and not view.is_ready():
             if failure := view.failure():
                 raise TandemError(failure)
             self._tell(*self.incidents.new(view), self.router.restart_if_ended())
             self.display.show(loading_line(view))
             if self.stop.wait(_LOOK_S):
                 return ""
+        if view is None:
+            return ""
         address, certificates = _address(self.config), _own_certificates(self.config)
         deadline_s = self.clock.now() + _ROUTER_READY_S
         while not is_serving(address, certificates):
@@ -146,18 +157,41 @@ class _Foreground:
 
     def watch(self) -> None:
         """Until a stop is asked for: keep the router, tell what went wrong and how the pools are since."""
-        told = pools_line(self.cluster.overview())
-        while not self.stop.wait(_WATCH_S):
-            view = self.cluster.overview()
+        told = ""
+        while not self.stop.wait(_WATCH_S) and (view := self._overview()) is not None:
             self._tell(self.router.restart_if_ended(), *self.incidents.new(view))
-            if (line := pools_line(view)) != told:
+            line = pools_line(view)
+            if told and line != told:
                 self._tell(line)
-                told = line
+            told = line
+
+    def _overview(self) -> Overview | None:
+        return patient_overview(
+            self.cluster, self.stop, self.clock, lambda text: self._tell(text, self.router.restart_if_ended())
+        )
 
     def _tell(self, *news: str) -> None:
         for text in filter(None, news):
             self.display.clear()
             print(f"tandem: {text}", file=sys.stderr, flush=True)
+
+
+def patient_overview(cluster: ClusterHandle, stop: StopRequest, clock: Clock, tell: Callable[[str], None]) -> Overview | None:
+    """Ray starts a controller that died again; it is waited for. None: a stop was asked for meanwhile.
+
+    Raises:
+        TandemError: it did not come back.
+    """
+    deadline_s = clock.now() + _AWAY_S
+    while True:
+        try:
+            return cluster.overview()
+        except TandemError as error:
+            if clock.now() > deadline_s:
+                raise
+            tell(str(error))
+        if stop.wait(_WATCH_S):
+            return None
 
 
 def ready_line(address: str, url: str, view: Overview) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from controller.node.ray_process import RayProcess, head_command, is_reachable, token_environment
 from tandem.cli.errors import EXIT_OK
-from tandem.cli.foreground import Incidents, StopRequest, pools_line
+from tandem.cli.foreground import Incidents, StopRequest, patient_overview, pools_line
 from tandem.cli.up import check_model, cluster_config_of_file, settle_trust
 from tandem.clock import MonotonicClock
 from tandem.config import ClusterConfig
@@ -115,10 +115,15 @@ def _watch(cluster: ClusterHandle, ray: RayProcess, stop: StopRequest) -> None:
     """Until a stop is asked for: tell what went wrong and how the pools are since."""
     incidents = Incidents(cluster.log_folder)
     told = ""
+
+    def tell(text: str) -> None:
+        print(f"tandem: {text}", file=sys.stderr, flush=True)
+
     while not stop.wait(_WATCH_S):
         _check_alive(ray)
-        view = cluster.overview()
+        if (view := patient_overview(cluster, stop, MonotonicClock(), tell)) is None:
+            return
         line = pools_line(view)
         for text in [*incidents.new(view), *([line] if line != told else [])]:
-            print(f"tandem: {text}", file=sys.stderr, flush=True)
+            tell(text)
         told = line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import time
@@ -11,54 +10,38 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from tandem.cli.client_tls import add_tls_options, channel_to
-from tandem.errors import TandemError, Unavailable
-from tandem.v1 import operations_pb2, operations_pb2_grpc
+from tandem.cli.operations import add_router_options, get_status
+from tandem.cli.scale import pool_line
+from tandem.v1 import operations_pb2
 
 __all__ = ["add_parser", "as_json", "as_text", "run"]
 
-_ANSWER_S = 10.0
 _WATCH_EVERY_S = 1.0
+_WATCHED_EVENTS = 10
 _CLEAR = "\x1b[H\x1b[2J"
-_COLUMNS = ("WORKER", "ROLE", "STATE", "PID", "NODE", "ADDRESS", "TRANSPORT", "QUEUE", "RUNNING", "KV BLOCKS", "STATE SLOTS")
-_NUMERIC = {"PID", "QUEUE", "RUNNING", "KV BLOCKS", "STATE SLOTS"}
+_COLUMNS = (
+    *("WORKER", "ROLE", "STATE", "PID", "NODE", "ADDRESS", "TRANSPORT"),
+    *("QUEUE", "RUNNING", "STEP MS", "KV BLOCKS", "STATE SLOTS"),
+)
+_NUMERIC = {"PID", "QUEUE", "RUNNING", "STEP MS", "KV BLOCKS", "STATE SLOTS"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("status", help="pools, workers, load, leases", description="Show a running cluster.")
-    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
-    add_tls_options(parser)
+    add_router_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     while True:
-        status = asyncio.run(_get_status(args))
-        text = json.dumps(as_json(status)) if args.json else as_text(status)
+        status = get_status(args)
+        text = json.dumps(as_json(status)) if args.json else as_text(status, _WATCHED_EVENTS if args.watch else 0)
         clear = _CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
         print(clear + text, flush=True)
         if not args.watch:
             return 0
         time.sleep(_WATCH_EVERY_S)
-
-
-async def _get_status(args: argparse.Namespace) -> operations_pb2.Status:
-    address = args.address
-    async with channel_to(address, args) as channel:
-        stub = operations_pb2_grpc.OperationsStub(channel)
-        try:
-            status: operations_pb2.Status = await stub.GetStatus(operations_pb2.GetStatusRequest(), timeout=_ANSWER_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise Unavailable(
-                    f"no router answers at {address}: start a cluster with `tandem up`, or name its --address"
-                ) from error
-            raise TandemError(f"the router at {address} answers {error.code().name}: {error.details()}") from error
-    return status
 
 
 def as_json(status: operations_pb2.Status) -> dict[str, Any]:
@@ -81,24 +64,37 @@ def as_json(status: operations_pb2.Status) -> dict[str, Any]:
                 "pool_mismatches": worker.pool_mismatches,
                 "wasted_chunks": worker.wasted_chunks,
                 "worst_wasted_chunks": worker.worst_wasted_chunks,
+                "step_seconds": worker.step_seconds,
             }
             for worker in status.workers
         ],
         "leases": dict(status.leases),
         "lease_ages": dict(status.lease_ages),
         "requests": dict(status.requests),
-        "pools": {
-            role: {"wanted": pool.wanted, "ready": pool.ready, "reason": pool.reason} for role, pool in status.pools.items()
-        },
+        "pools": {role: _pool_json(pool) for role, pool in status.pools.items()},
+        "events": [
+            {"number": event.number, "time": event.time_s, "kind": event.kind, "subject": event.subject, "text": event.text}
+            for event in status.events
+        ],
     }
 
 
-def as_text(status: operations_pb2.Status) -> str:
-    """For people: the model, the pools, a table of workers, and counts."""
+def _pool_json(pool: operations_pb2.PoolSize) -> dict[str, Any]:
+    return {
+        "wanted": pool.wanted,
+        "ready": pool.ready,
+        "reason": pool.reason,
+        "offered": pool.offered,
+        "starting": pool.starting,
+        "draining": pool.draining,
+    }
+
+
+def as_text(status: operations_pb2.Status, num_events: int = 0) -> str:
+    """For people: the model, the pools, a table of workers, counts, and the newest events."""
     lines = [f"model     {status.model_name or 'none yet'}  {status.model_fingerprint}".rstrip()]
     for role, pool in sorted(status.pools.items(), reverse=True):  # prefill first, as requests go
-        reason = f"  ({pool.reason})" if pool.reason else ""
-        lines.append(f"{role:<9} {pool.ready} of {pool.wanted} ready{reason}")
+        lines.append(pool_line(role, pool))
     lines.append(f"requests  {_counts(status.requests)}")
     lines.append(f"leases    {_counts(status.leases, status.lease_ages)}")
     lines += [
@@ -108,6 +104,8 @@ def as_text(status: operations_pb2.Status) -> str:
     ]
     if status.workers:
         lines += ["", *_table([_COLUMNS, *map(_row, status.workers)])]
+    if events := status.events[-num_events:] if num_events else ():
+        lines += ["", *(f"{time.strftime('%H:%M:%S', time.localtime(event.time_s))}  {event.text}" for event in events)]
     return "\n".join(lines)
 
 
@@ -122,6 +120,7 @@ def _row(worker: operations_pb2.WorkerStatus) -> tuple[str, ...]:
         worker.transport,
         str(worker.queue),
         str(worker.running),
+        f"{1000 * worker.step_seconds:.1f}",
         f"{worker.kv_blocks.used}/{worker.kv_blocks.total}",
         f"{worker.state_slots.used}/{worker.state_slots.total}",
     )

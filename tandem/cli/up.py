@@ -31,6 +31,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="checkpoint to serve (default: the embedded model)")
     parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default 1)")
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default 1)")
+    parser.add_argument("--max-prefill", type=int, metavar="N", help="to how many they can be scaled (default 4, or --prefill)")
+    parser.add_argument("--max-decode", type=int, metavar="N", help="the same for decode workers")
     parser.add_argument("--host", help="address that clients connect to (default 127.0.0.1)")
     parser.add_argument("--grpc-port", type=int, metavar="PORT", help="default 50051; 0: any free one")
     parser.add_argument("--http-port", type=int, metavar="PORT", help="default 8000; 0: any free one")
@@ -72,7 +74,7 @@ def cluster_config(args: argparse.Namespace) -> ClusterConfig:
     worker = replace(worker, model=model, cache=cache, prefill=prefill)
     trust = _given(config.trust, secret_file=args.cluster_secret_file)
     config = replace(config, worker=worker, router=router, trust=trust)
-    config = _given(config, prefill=args.prefill, decode=args.decode)
+    config = _given(config, prefill=args.prefill, decode=args.decode, max_prefill=args.max_prefill, max_decode=args.max_decode)
     _check_numbers(config)
     return config
 
@@ -172,10 +174,12 @@ def _given(config: T, **values: object) -> T:
 
 
 def _check_numbers(config: ClusterConfig) -> None:
-    worker, router = config.worker, config.router
+    worker, router, units = config.worker, config.router, config.units
     for name, value, low, high in (
         ("--prefill", config.prefill, 1, 1024),
         ("--decode", config.decode, 1, 1024),
+        ("--max-prefill", units["prefill"], config.prefill, 1024),
+        ("--max-decode", units["decode"], config.decode, 1024),
         ("--grpc-port", router.grpc_port, 0, 65535),
         ("--http-port", router.http_port, 0, 65535),
         ("--max-context-tokens", worker.model.max_context_tokens, 0, 2**31 - 1),

@@ -19,6 +19,178 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ScaleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WantedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def wanted(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by pool: "prefill", "decode"; one that is not named stays as it is"""
+
+    @_builtins.property
+    def all(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """pools with one worker for each unit that nodes offer, now and later"""
+
+    def __init__(
+        self,
+        *,
+        wanted: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        all: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
+
+@_typing.final
+class ScaleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PoolsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___PoolSize: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___PoolSize | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.MessageMap[_builtins.str, Global___PoolSize]:
+        """those named"""
+
+    def __init__(
+        self,
+        *,
+        pools: _abc.Mapping[_builtins.str, Global___PoolSize] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleReply: _TypeAlias = ScaleReply  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    timeout_s: _builtins.float
+    """what still runs then goes on elsewhere; absent: the worker's own drain_s"""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        timeout_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
+
+@_typing.final
+class ReplaceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceRequest: _TypeAlias = ReplaceRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that will go"""
+
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceReply: _TypeAlias = ReplaceReply  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,6 +297,7 @@ class Status(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
     LEASE_AGES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     model_fingerprint: _builtins.str
     @_builtins.property
@@ -145,6 +318,10 @@ class Status(_message.Message):
     def lease_ages(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by state: seconds that the longest-standing lease has spent in it"""
 
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterEvent]:
+        """the newest of the pools, oldest first"""
+
     def __init__(
         self,
         *,
@@ -155,14 +332,51 @@ class Status(_message.Message):
         requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         pools: _abc.Mapping[_builtins.str, Global___PoolSize] | None = ...,
         lease_ages: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        events: _abc.Iterable[Global___ClusterEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ages", b"lease_ages", "leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "lease_ages", b"lease_ages", "leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class ClusterEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """grows by one"""
+    time_s: _builtins.float
+    """Unix time"""
+    kind: _builtins.str
+    """scaled, started, ready, replaced, draining, drained, lost, failed, resumed"""
+    subject: _builtins.str
+    """a worker's id, or a pool"""
+    text: _builtins.str
+    """one sentence, with the reason"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time_s: _builtins.float = ...,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "number", b"number", "subject", b"subject", "text", b"text", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterEvent: _TypeAlias = ClusterEvent  # noqa: Y015
 
 @_typing.final
 class PoolSize(_message.Message):
@@ -171,20 +385,30 @@ class PoolSize(_message.Message):
     WANTED_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OFFERED_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     wanted: _builtins.int
     ready: _builtins.int
     reason: _builtins.str
     """why they differ; empty when they do not"""
+    offered: _builtins.int
+    """units of all nodes, those in use too"""
+    starting: _builtins.int
+    draining: _builtins.int
     def __init__(
         self,
         *,
         wanted: _builtins.int = ...,
         ready: _builtins.int = ...,
         reason: _builtins.str = ...,
+        offered: _builtins.int = ...,
+        starting: _builtins.int = ...,
+        draining: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "reason", b"reason", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "offered", b"offered", "ready", b"ready", "reason", b"reason", "starting", b"starting", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,6 +454,7 @@ class WorkerStatus(_message.Message):
     POOL_MISMATCHES_FIELD_NUMBER: _builtins.int
     WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     """prefill or decode"""
@@ -251,6 +476,8 @@ class WorkerStatus(_message.Message):
     """prefill: chunks that ran while their request's cancel came, since start"""
     worst_wasted_chunks: _builtins.int
     """… and the most for one request: 1 when all is well"""
+    step_seconds: _builtins.float
+    """of its newest step"""
     @_builtins.property
     def kv_blocks(self) -> Global___UsedOfTotal: ...
     @_builtins.property
@@ -272,10 +499,11 @@ class WorkerStatus(_message.Message):
         pool_mismatches: _builtins.int = ...,
         wasted_chunks: _builtins.int = ...,
         worst_wasted_chunks: _builtins.int = ...,
+        step_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_blocks", b"kv_blocks", "state_slots", b"state_slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "kv_blocks", b"kv_blocks", "node", b"node", "pid", b"pid", "pool_mismatches", b"pool_mismatches", "queue", b"queue", "role", b"role", "running", b"running", "state", b"state", "state_slots", b"state_slots", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

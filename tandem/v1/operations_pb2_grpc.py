@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class OperationsStub:
-    """Missing associated documentation comment in .proto file."""
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -39,13 +40,51 @@ class OperationsStub:
                 request_serializer=tandem_dot_v1_dot_operations__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_operations__pb2.Status.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/tandem.v1.Operations/Scale',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.ScaleReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/tandem.v1.Operations/Drain',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.Replace = channel.unary_unary(
+                '/tandem.v1.Operations/Replace',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.ReplaceRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.ReplaceReply.FromString,
+                _registered_method=True)
 
 
 class OperationsServicer:
-    """Missing associated documentation comment in .proto file."""
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not.
+    """
 
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
+        it has begun. NOT_FOUND: it does not run, or drains already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replace(self, request, context):
+        """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -58,6 +97,21 @@ def add_OperationsServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_operations__pb2.GetStatusRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_operations__pb2.Status.SerializeToString,
             ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.ScaleRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.ScaleReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.DrainRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.DrainReply.SerializeToString,
+            ),
+            'Replace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replace,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.ReplaceRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.ReplaceReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tandem.v1.Operations', rpc_method_handlers)
@@ -67,7 +121,8 @@ def add_OperationsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operations:
-    """Missing associated documentation comment in .proto file."""
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not.
+    """
 
     @staticmethod
     def GetStatus(request,
@@ -86,6 +141,87 @@ class Operations:
             '/tandem.v1.Operations/GetStatus',
             tandem_dot_v1_dot_operations__pb2.GetStatusRequest.SerializeToString,
             tandem_dot_v1_dot_operations__pb2.Status.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Operations/Scale',
+            tandem_dot_v1_dot_operations__pb2.ScaleRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.ScaleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Operations/Drain',
+            tandem_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Operations/Replace',
+            tandem_dot_v1_dot_operations__pb2.ReplaceRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.ReplaceReply.FromString,
             options,
             channel_credentials,
             insecure,

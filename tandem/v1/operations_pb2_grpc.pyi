@@ -27,23 +27,71 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperationsStub:
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperationsAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_operations_pb2.GetStatusRequest, _operations_pb2.Status]
+    Scale: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ScaleRequest, _operations_pb2.ScaleReply]
+    """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]
+    """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
+    it has begun. NOT_FOUND: it does not run, or drains already.
+    """
+    Replace: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]
+    """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun."""
 
 @_typing.type_check_only
 class OperationsAsyncStub(OperationsStub):
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_operations_pb2.GetStatusRequest, _operations_pb2.Status]  # type: ignore[assignment]
+    Scale: _aio.UnaryUnaryMultiCallable[_operations_pb2.ScaleRequest, _operations_pb2.ScaleReply]  # type: ignore[assignment]
+    """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number."""
+    Drain: _aio.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]  # type: ignore[assignment]
+    """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
+    it has begun. NOT_FOUND: it does not run, or drains already.
+    """
+    Replace: _aio.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]  # type: ignore[assignment]
+    """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun."""
 
 class OperationsServicer(metaclass=_abc_1.ABCMeta):
+    """UNAVAILABLE: the controller does not answer (status works all the same). PERMISSION_DENIED: this API key may not."""
+
     @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _operations_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.Status, _abc.Awaitable[_operations_pb2.Status]]: ...
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _operations_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ScaleReply, _abc.Awaitable[_operations_pb2.ScaleReply]]:
+        """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _operations_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DrainReply, _abc.Awaitable[_operations_pb2.DrainReply]]:
+        """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
+        it has begun. NOT_FOUND: it does not run, or drains already.
+        """
+
+    @_abc_1.abstractmethod
+    def Replace(
+        self,
+        request: _operations_pb2.ReplaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ReplaceReply, _abc.Awaitable[_operations_pb2.ReplaceReply]]:
+        """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun."""
 
 def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tandem.v1 import operations_pb2 as _operations_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -373,6 +374,8 @@ class WorkerLoad(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
     WORST_WASTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    BUSY_SECONDS_FIELD_NUMBER: _builtins.int
+    OLDEST_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_COUNTED_FIELD_NUMBER: _builtins.int
     OVERCOMMIT_FIELD_NUMBER: _builtins.int
@@ -398,6 +401,10 @@ class WorkerLoad(_message.Message):
     """prefill: chunks that ran while their request's cancel came, since start"""
     worst_wasted_chunks: _builtins.int
     """… and the most for one request"""
+    busy_seconds: _builtins.float
+    """spent in steps, since start"""
+    oldest_wait_seconds: _builtins.float
+    """prefill: how long the interactive prompt that waits longest has waited"""
     kv_blocks_counted: _builtins.int
     """decode: what a new reservation takes for used: held, or expected of what is here"""
     overcommit: _builtins.float
@@ -440,6 +447,8 @@ class WorkerLoad(_message.Message):
         leaving: _builtins.bool = ...,
         wasted_chunks: _builtins.int = ...,
         worst_wasted_chunks: _builtins.int = ...,
+        busy_seconds: _builtins.float = ...,
+        oldest_wait_seconds: _builtins.float = ...,
         prefixes: Global___PrefixIndex | None = ...,
         kv_blocks_counted: _builtins.int = ...,
         overcommit: _builtins.float = ...,
@@ -448,7 +457,7 @@ class WorkerLoad(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1249,21 +1258,25 @@ class MembershipSnapshot(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
     def pools(self) -> _containers.MessageMap[_builtins.str, Global___PoolWish]: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_operations_pb2.ClusterEvent]: ...
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         pools: _abc.Mapping[_builtins.str, Global___PoolWish] | None = ...,
+        events: _abc.Iterable[_operations_pb2.ClusterEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "members", b"members", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1275,17 +1288,26 @@ class PoolWish(_message.Message):
 
     WANTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OFFERED_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     wanted: _builtins.int
     reason: _builtins.str
+    offered: _builtins.int
+    starting: _builtins.int
+    draining: _builtins.int
     def __init__(
         self,
         *,
         wanted: _builtins.int = ...,
         reason: _builtins.str = ...,
+        offered: _builtins.int = ...,
+        starting: _builtins.int = ...,
+        draining: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "offered", b"offered", "reason", b"reason", "starting", b"starting", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

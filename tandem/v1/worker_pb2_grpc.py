@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tandem.v1 import operations_pb2 as tandem_dot_v1_dot_operations__pb2
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -468,6 +469,167 @@ class Membership:
             '/tandem.v1.Membership/Watch',
             tandem_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.MembershipSnapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ControlStub:
+    """What operators ask, passed on by a router. See Operations.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Scale = channel.unary_unary(
+                '/tandem.v1.Control/Scale',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.ScaleReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/tandem.v1.Control/Drain',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.Replace = channel.unary_unary(
+                '/tandem.v1.Control/Replace',
+                request_serializer=tandem_dot_v1_dot_operations__pb2.ReplaceRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_operations__pb2.ReplaceReply.FromString,
+                _registered_method=True)
+
+
+class ControlServicer:
+    """What operators ask, passed on by a router. See Operations.
+    """
+
+    def Scale(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ControlServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.ScaleRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.ScaleReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.DrainRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.DrainReply.SerializeToString,
+            ),
+            'Replace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replace,
+                    request_deserializer=tandem_dot_v1_dot_operations__pb2.ReplaceRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_operations__pb2.ReplaceReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tandem.v1.Control', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tandem.v1.Control', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Control:
+    """What operators ask, passed on by a router. See Operations.
+    """
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Control/Scale',
+            tandem_dot_v1_dot_operations__pb2.ScaleRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.ScaleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Control/Drain',
+            tandem_dot_v1_dot_operations__pb2.DrainRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Control/Replace',
+            tandem_dot_v1_dot_operations__pb2.ReplaceRequest.SerializeToString,
+            tandem_dot_v1_dot_operations__pb2.ReplaceReply.FromString,
             options,
             channel_credentials,
             insecure,

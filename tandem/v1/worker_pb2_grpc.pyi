@@ -5,6 +5,7 @@ Internal: what tandem's own processes speak among themselves. Both ends are alwa
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tandem.v1 import operations_pb2 as _operations_pb2
 from tandem.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -169,3 +170,49 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
         """The whole membership at once, then again at every change."""
 
 def add_MembershipServicer_to_server(servicer: MembershipServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ControlStub:
+    """What operators ask, passed on by a router. See Operations."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
+    Scale: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ScaleRequest, _operations_pb2.ScaleReply]
+    Drain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]
+    Replace: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]
+
+@_typing.type_check_only
+class ControlAsyncStub(ControlStub):
+    """What operators ask, passed on by a router. See Operations."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Scale: _aio.UnaryUnaryMultiCallable[_operations_pb2.ScaleRequest, _operations_pb2.ScaleReply]  # type: ignore[assignment]
+    Drain: _aio.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]  # type: ignore[assignment]
+    Replace: _aio.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]  # type: ignore[assignment]
+
+class ControlServicer(metaclass=_abc_1.ABCMeta):
+    """What operators ask, passed on by a router. See Operations."""
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _operations_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ScaleReply, _abc.Awaitable[_operations_pb2.ScaleReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _operations_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.DrainReply, _abc.Awaitable[_operations_pb2.DrainReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Replace(
+        self,
+        request: _operations_pb2.ReplaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.ReplaceReply, _abc.Awaitable[_operations_pb2.ReplaceReply]]: ...
+
+def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

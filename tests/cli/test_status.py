@@ -22,6 +22,7 @@ STATUS = operations_pb2.Status(
             running=1,
             kv_blocks=operations_pb2.UsedOfTotal(used=5, total=100),
             state_slots=operations_pb2.UsedOfTotal(used=1, total=64),
+            step_seconds=0.012,
         ),
         operations_pb2.WorkerStatus(id="decode-7f3a-12", role="decode", state="draining"),
     ],
@@ -30,14 +31,18 @@ STATUS = operations_pb2.Status(
     requests={"queued": 3, "decoding": 0},
     pools={
         "prefill": operations_pb2.PoolSize(wanted=1, ready=1),
-        "decode": operations_pb2.PoolSize(wanted=2, ready=1, reason="2 wanted, nodes offer 1 unit"),
+        "decode": operations_pb2.PoolSize(wanted=2, ready=1, reason="2 wanted, nodes offer 1 unit", offered=1),
     },
+    events=[
+        operations_pb2.ClusterEvent(number=7, time_s=1.5, kind="scaled", subject="decode", text="decode scaled from 1 to 2"),
+        operations_pb2.ClusterEvent(number=8, time_s=2.5, kind="lost", subject="decode-7f3a-11", text="decode-7f3a-11 is lost"),
+    ],
 )
 
 
 def test_json_has_the_promised_names() -> None:
     data = as_json(STATUS)
-    assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools"}
+    assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools", "events"}
     assert data["model"] == {"name": "embedded", "fingerprint": "abc123"}
     assert data["leases"] == {"running": 2, "quarantined": 0}
     assert data["lease_ages"] == {"running": 12.34, "quarantined": 0.0}
@@ -57,7 +62,24 @@ def test_json_has_the_promised_names() -> None:
         "pool_mismatches": 0,
         "wasted_chunks": 0,
         "worst_wasted_chunks": 0,
+        "step_seconds": 0.012,
     }
+
+
+def test_json_tells_how_each_pool_is_and_what_happened_to_it() -> None:
+    data = as_json(STATUS)
+    reason = "2 wanted, nodes offer 1 unit"
+    counts = {"wanted": 2, "ready": 1, "offered": 1, "starting": 0, "draining": 0}
+    assert data["pools"]["decode"] == {**counts, "reason": reason}
+    text = "decode scaled from 1 to 2"
+    assert data["events"][0] == {"number": 7, "time": 1.5, "kind": "scaled", "subject": "decode", "text": text}
+
+
+def test_the_newest_events_stand_below_the_table_when_asked_for() -> None:
+    assert "scaled" not in as_text(STATUS)
+    last = as_text(STATUS, 1).splitlines()[-1]
+    assert last.endswith("decode-7f3a-11 is lost")
+    assert "scaled" not in as_text(STATUS, 1)
 
 
 def test_the_table_is_aligned_and_gives_reasons() -> None:

@@ -64,6 +64,8 @@ def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path
     [
         (("--prefill", "0"), "--prefill"),
         (("--decode", "-1"), "--decode"),
+        (("--decode", "3", "--max-decode", "2"), "--max-decode"),
+        (("--max-prefill", "-1"), "--max-prefill"),
         (("--grpc-port", "70000"), "--grpc-port"),
         (("--memory-gib", "0"), "--memory-gib"),
         (("--memory-gib", "nan"), "--memory-gib"),
@@ -76,6 +78,11 @@ def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path
 def test_a_number_or_file_that_cannot_be_used_is_named(words: tuple[str, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         cluster_config(parse(*words))
+
+
+def test_a_local_cluster_has_room_to_grow_and_always_for_what_it_starts() -> None:
+    assert cluster_config(parse()).units == {"prefill": 4, "decode": 4}
+    assert cluster_config(parse("--prefill", "6", "--max-decode", "1")).units == {"prefill": 6, "decode": 1}
 
 
 def test_a_port_in_use_is_refused_with_the_option_to_change() -> None:

@@ -26,14 +26,14 @@ def ray_here() -> Iterator[Any]:
 
     from tandem.config import ClusterConfig
 
-    launch._start_local(ClusterConfig(prefill=1, decode=1))
+    launch._start_local(ClusterConfig(max_prefill=1, max_decode=1))
     yield ray
     ray.shutdown()
 
 
 @pytest.fixture
 async def worker(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> WorkerHandle:
-    from controller import actor
+    from controller import ray_workers
 
     @ray_here.remote
     class Scripted:
@@ -61,8 +61,8 @@ async def worker(ray_here: Any, monkeypatch: pytest.MonkeyPatch) -> WorkerHandle
             await asyncio.Event().wait()
             return ""
 
-    monkeypatch.setattr(actor, "_actor_class", lambda role: Scripted)
-    return await actor.RayLauncher().launch("prefill", f"good-{next(NUMBERS)}", "{}")
+    monkeypatch.setattr(ray_workers, "_actor_class", lambda role: Scripted)
+    return await ray_workers.RayLauncher().launch("prefill", f"good-{next(NUMBERS)}", "{}")
 
 
 async def started(worker: WorkerHandle) -> int:
@@ -70,7 +70,7 @@ async def started(worker: WorkerHandle) -> int:
 
 
 async def test_a_users_error_comes_out_as_it_was_raised(worker: WorkerHandle) -> None:
-    from controller.actor import RayLauncher
+    from controller.ray_workers import RayLauncher
 
     await worker.kill()  # right after its launch; its unit must be free for the next
     broken = await RayLauncher().launch("prefill", "broken", "{}")
@@ -112,6 +112,6 @@ async def test_a_frozen_process_is_gone_when_kill_returns(
 
 
 async def test_units_offered_are_those_of_the_nodes(ray_here: Any) -> None:
-    from controller.actor import RayLauncher
+    from controller.ray_workers import RayLauncher
 
     assert await RayLauncher().offered() == {"prefill": 1, "decode": 1}

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from controller.controller import Controller
+from controller.events import EventKind
 from controller.fake_launcher import FakeLauncher, FakeWorker
 from controller.launcher import WorkerDied
 from controller.life import Timing
@@ -103,10 +104,11 @@ async def test_what_went_wrong_is_kept_for_people_in_order(two_and_two: Cluster)
     await two_and_two.gone(first)
     second.end_by_itself("its step loop failed")
     await two_and_two.gone(second)
-    assert two_and_two.controller.overview().incidents == (
-        (1, f"{first.worker_id} is lost: out of memory"),
-        (2, f"{second.worker_id} is lost: its step loop failed"),
-    )
+    lost = [event for event in two_and_two.controller.overview().events if event.kind is EventKind.LOST]
+    assert [(event.subject, event.text) for event in lost] == [
+        (first.worker_id, f"{first.worker_id} is lost: out of memory"),
+        (second.worker_id, f"{second.worker_id} is lost: its step loop failed"),
+    ]
 
 
 async def test_peers_are_told_of_a_death_only_when_the_process_is_gone_for_certain(two_and_two: Cluster) -> None:

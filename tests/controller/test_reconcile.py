@@ -82,6 +82,38 @@ def test_a_hopeless_failure_is_not_tried_again() -> None:
     assert reconcile(pool(1, 1, failures=failures), 0).reason == "gave up after 1 failed start: config.json is missing"
 
 
+def retiring(wanted: int, offered: int, *states: WorkerState, failures: StartFailures = NONE) -> PoolView:
+    """The first of them retires."""
+    workers = [WorkerView(f"w-{n}", n, state, retiring=n == 0) for n, state in enumerate(states)]
+    return PoolView(wanted, offered, tuple(workers), failures)
+
+
+def test_one_that_retires_serves_until_another_is_ready_where_a_unit_is_free() -> None:
+    assert reconcile(retiring(1, 2, READY), 0).start == 1
+    assert reconcile(retiring(1, 2, READY), 0).stop == ()
+    assert reconcile(retiring(1, 2, READY, STARTING), 0).stop == ()
+    assert reconcile(retiring(1, 2, READY, READY), 0).stop == ("w-0",)
+
+
+def test_one_that_retires_makes_room_where_no_unit_is_free() -> None:
+    assert reconcile(retiring(2, 2, READY, READY), 0).stop == ("w-0",)
+    assert reconcile(retiring(2, 2, READY, DRAINING), 0).stop == ()
+    assert reconcile(retiring(2, 2, READY, STARTING), 0).stop == ()
+
+
+def test_one_that_retires_goes_first_when_the_pool_shrinks() -> None:
+    assert reconcile(retiring(1, 3, READY, READY, READY), 0).stop == ("w-0", "w-2")
+    assert reconcile(retiring(0, 3, READY, STARTING), 0).stop == ("w-0", "w-1")
+
+
+def test_nothing_retires_while_newcomers_fail() -> None:
+    failures = after_failure(StartFailures(), "no memory", 10.0, hopeless=True)
+    for offered in (1, 2):
+        plan = reconcile(retiring(1, offered, READY, failures=failures), 1e9)
+        assert (plan.start, plan.stop) == (0, ())
+        assert "1 to be replaced" in plan.reason
+
+
 @given(st.integers(1, 60))
 def test_the_backoff_never_grows_past_its_limit(count: int) -> None:
     failures = after_failure(StartFailures(count), "x", 5.0, hopeless=False)

@@ -12,7 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.fake_workers import Script
 from router.fleet import Fleet, PoolWish
-from router.server import HealthReporter, InferenceService, OperationsService, build_server
+from router.operations import OperationsService
+from router.server import HealthReporter, InferenceService, build_server
 from router.worker import WorkerLoad
 from tandem.config import RouterConfig
 from tandem.rpc import bind, create_channel

@@ -81,6 +81,10 @@ class WorkerProcess:
 
     # ---- WorkerHandle ----
 
+    @property
+    def process_record(self) -> None:
+        return None
+
     async def start(self) -> bytes:
         return await self._ask(self._start)
 
@@ -90,6 +94,9 @@ class WorkerProcess:
 
         # Asked so often that it is not played through for a process that would answer at once.
         return await (answer() if self.process.condition is Condition.RUNNING else self._ask(answer))
+
+    async def load(self) -> bytes:
+        raise WorkerDied("the simulation scales nothing")
 
     async def connect(self, peers: list[bytes]) -> list[tuple[str, str]]:
         return await self._ask(lambda: self.worker.connect([pb.WorkerDescription.FromString(peer) for peer in peers]))
@@ -106,7 +113,7 @@ class WorkerProcess:
     async def wait_stopped(self) -> str:
         return str(await self._ask(self._ended.wait))
 
-    async def stop(self) -> None:
+    async def stop(self, drain_s: float | None = None) -> None:
         raise WorkerDied("the simulation stops no worker in order")
 
     async def kill(self) -> None:
