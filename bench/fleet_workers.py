@@ -144,7 +144,7 @@ class DecodeSim:
             self._timer = self._loop.call_at(began_s + done * step_s, self._end_burst)
 
     def _begin_burst(self) -> None:
-        count = num_joins(len(self._joining), len(self._running), self._config.max_batch, self._config.max_joins_per_step)
+        count = num_joins(len(self._joining), len(self._running), 0, self._config.max_batch, self._config.max_joins_per_step)
         self._running += [self._joining.popleft() for _ in range(count)]
         if not self._running:
             self._burst = None

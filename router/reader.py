@@ -7,8 +7,9 @@ traceback in the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,8 +46,9 @@ class RequestReader(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _one_request(self, serve: Callable[..., Any]) -> Callable[..., Any]:
         async def answers(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async for response in serve(await self._first(requests, context), context):
-                yield response
+            async with contextlib.aclosing(serve(await self._first(requests, context), context)) as responses:
+                async for response in responses:
+                    yield response
 
         async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
             request = await self._first(requests, context)
@@ -59,50 +61,71 @@ class RequestReader(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _stream_of_requests(self, serve: Callable[..., Any]) -> Callable[..., Any]:
         async def answers(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            messages = _Messages(requests)
-            async for response in serve(messages, context):
-                yield response
+            async with _Messages(requests) as messages, contextlib.aclosing(serve(messages, context)) as responses:
+                async for response in responses:
+                    yield response
             await messages.abort_if_broken(context)
 
         async def answer(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
-            messages = _Messages(requests)
-            response = await serve(messages, context)
+            async with _Messages(requests) as messages:
+                response = await serve(messages, context)
             await messages.abort_if_broken(context)
             return response
 
         return answers if inspect.isasyncgenfunction(serve) else answer
 
     async def _first(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+        messages = aiter(requests)
         try:
             async with asyncio.timeout(self._wait_s):
-                request = await anext(aiter(requests))
+                request = await anext(messages)
         except TimeoutError:
             reason = f"the request did not come within {self._wait_s:g} s"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         except StopAsyncIteration:
             request = _NoMessage()
+        finally:
+            await _close(messages)
         if isinstance(request, _NoMessage):
             await _abort(context)
         return request
 
 
 class _Messages:
-    """A client's messages, up to the first that is none."""
+    """A client's messages, up to the first that is none. A context, at whose end the library's own iterator is closed."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = requests
+        self._requests = aiter(requests)
         self._broken = False
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for request in self._requests:
-            if isinstance(request, _NoMessage):
-                self._broken = True
-                return
-            yield request
+    async def __aenter__(self) -> _Messages:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await _close(self._requests)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        """No generator: one that a cancelled call leaves behind is closed by nobody in time."""
+        request = await anext(self._requests)
+        if isinstance(request, _NoMessage):
+            self._broken = True
+        if self._broken:
+            raise StopAsyncIteration
+        return request
 
     async def abort_if_broken(self, context: grpc.aio.ServicerContext) -> None:
         if self._broken:
             await _abort(context)
+
+
+async def _close(messages: AsyncIterator[Any]) -> None:
+    """The library's iterator is a generator. Left to the garbage collector, it may be closed while it is at work."""
+    if isinstance(messages, AsyncGenerator):
+        with contextlib.suppress(RuntimeError):  # a call that was cancelled has closed it, or is at it
+            await messages.aclose()
 
 
 async def _abort(context: grpc.aio.ServicerContext) -> None:

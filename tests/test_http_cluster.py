@@ -98,7 +98,8 @@ async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_thr
     same = await asyncio.gather(*(through() for through in (through_grpc, through_http, through_kserve) for _ in range(4)))
     await asyncio.gather(*strangers)
     assert same == [alone] * 12
-    assert len({prefill for prefill, _ in served_by}) == len({decode for _, decode in served_by}) == 2
+    # Prompts that are equal go where the first one's state is kept: other prefill workers have tests/test_handoff_parity.py.
+    assert len({decode for _, decode in served_by}) == 2
     await cluster.until_whole()
 
 

@@ -187,6 +187,12 @@ DASHBOARDS = (
                 _worker_quantiles("decode_batch_size"),
             ),
             Panel("Sequences at workers", "", "short", [_worker_gauge("worker_requests", 'pool="decode"', "state")]),
+            Panel(
+                "Evictions",
+                "Sequences that gave their memory to others, per second: overcommit is too high, or the pool too small.",
+                "short",
+                [_worker_rate("decode_evictions_total", "way")],
+            ),
             _memory("decode"),
             _workers("decode"),
         ),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.answer import Delta
@@ -26,6 +25,7 @@ from router.http.chat import read_chat
 from router.http.completions import Asked, read_completion
 from router.http.errors import Refusal, body_of, refusal_of
 from router.http.fields import parse_object
+from router.http.presence import ClientLeft, EventStream, unless_gone
 from router.http.replies import ChatReply, CompletionReply, Envelope, Reply
 from router.http.static import page_routes
 from router.job import Outcome
@@ -44,10 +44,6 @@ _REQUEST_ID = "x-request-id"
 _GONE = 499  # the client will not read it
 Item = tuple[int, Delta | Outcome]
 T = TypeVar("T")
-
-
-class _ClientLeft(Exception):
-    """Nobody reads the answer any more."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class Gateway:
                 response = _refuse(refusal_of(error))
             except HTTPException:
                 raise
-            except (_ClientLeft, ClientDisconnect):
+            except (ClientLeft, ClientDisconnect):
                 return Response(status_code=_GONE)
             except Exception:
                 log.exception("request %s ended by a bug", request_id)
@@ -149,16 +145,16 @@ class Gateway:
             [self._items(place, message, request_id, request.state.caller) for place, message in enumerate(asked.messages)]
         )
         if not asked.stream:
-            await _unless_gone(request, _collect(stream, reply))
+            await unless_gone(request.receive, _collect(stream, reply))
             return JSONResponse(reply.whole())
         try:
             # What is wrong with a request shows before its first token: it gets a status of its own.
-            first = await _unless_gone(request, _first(stream))
+            first = await unless_gone(request.receive, _first(stream))
         except BaseException:
             await stream.aclose()
             raise
         events = _events(first, stream, reply, asked.include_usage, request_id)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        return EventStream(events)
 
     async def _items(self, place: int, message: Any, request_id: str, caller: Caller) -> AsyncGenerator[Item, None]:
         async with contextlib.aclosing(self.pipeline.generate(message, request_id, None, caller)) as answer:
@@ -205,31 +201,9 @@ async def _first(stream: AsyncGenerator[Item, None]) -> Item:
     return await anext(stream)
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled as soon as the client has left. The body has been read."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_until_gone(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _ClientLeft
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait((working, leaving))
-        if not working.cancelled():
-            working.exception()  # seen
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _events(
     first: Item, stream: AsyncGenerator[Item, None], reply: Reply, include_usage: bool, request_id: str
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Server-sent events, up to `[DONE]`. An error after the first token is an event too. Broad: the request ends here."""
     async with contextlib.aclosing(stream):
         try:

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     def done(status: operations_pb2.Status) -> bool:
-        return not old & {worker.id for worker in status.workers} and not status.pools[args.pool].reason
+        pool = status.pools[args.pool]
+        return not old & {worker.id for worker in status.workers} and pool.ready == pool.wanted
 
     status = wait_for(args, done, args.wait, f"replacing the {args.pool} pool")
     print(pool_line(args.pool, status.pools[args.pool]))
