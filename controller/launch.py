@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,12 +29,12 @@ _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY | _TOKEN)
 
 import ray  # noqa: E402
-import ray._private.utils  # noqa: E402
 import ray.exceptions  # noqa: E402
 import ray.util  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
+from controller.signals import own_signal_handler  # noqa: E402
 
 __all__ = ["ClusterHandle", "start_cluster", "start_controller"]
 
@@ -77,6 +76,7 @@ class ClusterHandle:
         ray.shutdown()
 
 
+@own_signal_handler()
 def start_cluster(config: ClusterConfig) -> ClusterHandle:
     """Begin to start the pools; returns when the controller runs, before workers are ready.
 
@@ -106,6 +106,7 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     return ClusterHandle(address, log_folder, actor)
 
 
+@own_signal_handler()
 def start_controller(config: ClusterConfig, address: str, host: str, port: int) -> ClusterHandle:
     """The controller of the Ray cluster whose head, at `address`, runs on this machine: it listens on `host`:`port`, stays on
     this node, and keeps one worker for each unit that nodes offer, now and later.
@@ -166,7 +167,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _init(failure: str, **options: Any) -> str:
-    with warnings.catch_warnings(), _own_signal_handlers():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -174,18 +175,6 @@ def _init(failure: str, **options: Any) -> str:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise TandemError(f"{failure}: {reason}") from error
     return f"{context.address_info['session_dir']}/logs"
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Those of this process stay. While Ray starts it puts handlers for SIGTERM that end the process wherever it just is, with
-    a trace."""
-    theirs = ray._private.utils.set_sigterm_handler
-    ray._private.utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        ray._private.utils.set_sigterm_handler = theirs
 
 
 def _check_offer(config: ClusterConfig) -> None:

@@ -207,8 +207,9 @@ class DecodeLoop:
                 self._leases.release(sequence.lease.id, sequence.lease.epoch)
         for service_class, count in Counter(s.lease.request.service_class.value for s in advanced).items():
             self.measures.add("decode_tokens", count, service_class)
-        self._report.step(advanced, finished)
+        # First what runs, then what is told: the load that goes with the last token is that of a worker without it.
         self._running = [sequence for sequence in advanced if sequence.lease.id not in finished]
+        self._report.step(advanced, finished)
 
     def _end(self, lease: Lease, cause: str) -> None:
         try:

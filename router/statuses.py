@@ -6,9 +6,10 @@ import grpc
 
 from tandem.errors import Cancelled, InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
 
-__all__ = ["RETRY_AFTER_HEADER", "retry_hint", "status_of_error"]
+__all__ = ["RETRY_AFTER_HEADER", "retry_hint", "shortened", "status_of_error"]
 
 RETRY_AFTER_HEADER = "retry-after-ms"
+MAX_DETAIL_BYTES = 1024
 
 _STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -21,9 +22,16 @@ _STATUS: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 
 
 def status_of_error(error: RequestError | TimeoutError) -> tuple[grpc.StatusCode, str]:
-    """A code and what to tell."""
+    """A code and what to tell, cut to what fits a trailer."""
     code = next(code for kind, code in _STATUS if isinstance(error, kind))
-    return code, str(error) or "the deadline passed"
+    return code, shortened(str(error)) or "the deadline passed"
+
+
+def shortened(text: str) -> str:
+    """Errors quote what a client sent. gRPC percent-encodes them into one trailer, and a client that takes 8 KiB of them would
+    see another status instead."""
+    data = text.encode(errors="replace")
+    return text if len(data) <= MAX_DETAIL_BYTES else data[:MAX_DETAIL_BYTES].decode(errors="ignore") + " …"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:

@@ -19,9 +19,10 @@ from tandem.errors import CheckpointError, InvalidRequest
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-__all__ = ["ChatPrompt", "IncrementalDetokenizer", "Tokenizer"]
+__all__ = ["ChatPrompt", "IncrementalDetokenizer", "Tokenizer", "require_tokenizer"]
 
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ALL = 2**62
 _CHARS_PER_TOKEN = 16  # few texts have more
 _CUT_TOKENS = 64  # as many more may a head have than the same characters within their text
@@ -143,6 +144,16 @@ class Tokenizer:
         return IncrementalDetokenizer(self._decoder)
 
 
+def require_tokenizer(root: Path) -> None:
+    """Without reading any of it.
+
+    Raises:
+        CheckpointError: the folder holds no tokenizer's files.
+    """
+    if not any((root / name).is_file() for name in _VOCABULARIES):
+        raise CheckpointError(f"{root} holds no tokenizer.json, nor any other vocabulary: fetch the checkpoint again")
+
+
 def _load_backend(root: Path) -> Backend:
     path = root / "tokenizer.json"
     if path.is_file():
@@ -154,6 +165,7 @@ def _load_backend(root: Path) -> Backend:
             raise CheckpointError(f"{path} is not a tokenizer that can be read: {error}") from error
     if not root.is_dir():
         raise CheckpointError(f"there is no tokenizer folder {root}")
+    require_tokenizer(root)  # transformers makes an empty one of nothing
     from transformers import AutoTokenizer
 
     try:

@@ -35,6 +35,7 @@ ONLY_IN = {
             "controller/burial.py",
             "controller/launch.py",
             "controller/ray_workers.py",
+            "controller/signals.py",
             "controller/store.py",
         ),
     ),

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from router.statuses import shortened
 from tandem.errors import InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
 
 __all__ = ["Refusal", "body_of", "refusal_of"]
@@ -62,7 +63,9 @@ def refusal_of(error: RequestError | TimeoutError) -> Refusal:
 
 
 def body_of(refusal: Refusal) -> dict[str, Any]:
-    error = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    """What of it quotes the client is cut."""
+    param = None if refusal.param is None else shortened(refusal.param)
+    error = {"message": shortened(refusal.message), "type": refusal.kind, "param": param, "code": refusal.code}
     return {"error": error}
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
@@ -34,6 +34,7 @@ _ROUTER_GRACE_S = 30.0
 _TROUBLES = ("lost", "failed")
 _TOLD = ("scaled", "replaced", "draining", "drained", "resumed")
 _AWAY_S = 60.0
+_START_GRACE_S = 5.0
 
 
 class StopRequest:
@@ -41,8 +42,10 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._asked = threading.Event()
+        self._is_starting = False
 
     def install(self) -> None:
+        """Again after Ray was started, which puts handlers of its own."""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -50,10 +53,29 @@ class StopRequest:
         """True as soon as a stop was asked for."""
         return self._asked.wait(seconds)
 
+    @contextlib.contextmanager
+    def while_ray_starts(self) -> Iterator[None]:
+        """Nothing of ours runs yet, and Ray cannot be asked to give up; it may even wait for a process of its own that the same
+        signal has ended. So a stop that was asked for in here waits for a few seconds only."""
+        self._is_starting = True
+        try:
+            yield
+        finally:
+            self._is_starting = False
+            self.install()
+
+    def _give_up_starting(self) -> None:
+        if self._is_starting:
+            os._exit(EXIT_OK)  # the reaper ends what Ray has started
+
     def _on_signal(self, number: int, frame: object) -> None:
         if self._asked.is_set():
             os._exit(EXIT_FAILED)
         self._asked.set()
+        if self._is_starting:
+            patience = threading.Timer(_START_GRACE_S, self._give_up_starting)
+            patience.daemon = True
+            patience.start()
         # Not with print: the signal may have interrupted one.
         os.write(2, b"tandem: stopping; a second signal ends it at once\n")
 
@@ -90,15 +112,16 @@ def run_in_foreground(config: ClusterConfig) -> int:
 
 def _run(config: ClusterConfig, out: TextIO) -> int:
     stop = StopRequest()
+    stop.install()
     clock = MonotonicClock()
     begin_s = clock.now()
     display = LoadingDisplay(sys.stderr, clock, live=sys.stderr.isatty())
     display.show("starting Ray")
     try:
-        from controller.launch import start_cluster
+        with stop.while_ray_starts():
+            from controller.launch import start_cluster
 
-        stop.install()
-        cluster = start_cluster(config)
+            cluster = start_cluster(config)
     except TandemError:
         display.clear()
         raise

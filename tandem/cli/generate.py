@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeout is not None and not args.timeout > 0:
         raise ConfigError(f"--timeout must be above 0 seconds, not {args.timeout:g}")
     host, _, port = args.address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ConfigError(f"--address {args.address!r} is no HOST:PORT")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -117,9 +117,11 @@ def check_model(config: ClusterConfig) -> ClusterConfig:
     if folder.is_dir():
         from tandem.model.config import ModelConfig
         from tandem.model.shards import Shards
+        from tandem.tokenizer import require_tokenizer
 
         ModelConfig.from_folder(folder)
         Shards.open(folder)
+        require_tokenizer(folder)
         model = replace(config.worker.model, path=str(folder.resolve()))
         return replace(config, worker=replace(config.worker, model=model))
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
@@ -131,9 +133,11 @@ def choose_ports(config: ClusterConfig) -> ClusterConfig:
     """The configuration with the ports of clients settled, so that a restarted router has the same.
 
     Raises:
-        TandemError: a port is in use, or the host is not this machine's.
+        ConfigError: both are the same. TandemError: a port is in use, or the host is not this machine's.
     """
     router = config.router
+    if router.grpc_port and router.grpc_port == router.http_port:
+        raise ConfigError(f"--grpc-port and --http-port are both {router.grpc_port}")
     grpc_port = _free_port(router.host, router.grpc_port, "--grpc-port")
     http_port = _free_port(router.host, router.http_port, "--http-port")
     return replace(config, router=replace(router, grpc_port=grpc_port, http_port=http_port))
@@ -163,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _budget_bytes(gib: float) -> int:
     if not 0 < gib < 2**20:
-        raise ConfigError(f"--memory-gib must be more than 0, not {gib}")
+        raise ConfigError(f"--memory-gib must be more than 0 and less than {2**20}, not {gib:g}")
     return int(gib * _GIB)
 
 

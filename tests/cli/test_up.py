@@ -168,3 +168,19 @@ def test_a_truncated_shard_is_found_before_anything_starts(tmp_path: Path) -> No
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"model\.safetensors .*truncated"):
         check_model(cluster_config(parse("--model", str(folder))))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    from tandem.model.embedded import embedded_checkpoint
+
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_checkpoint(), folder)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
+        check_model(cluster_config(parse("--model", str(folder))))
+
+
+def test_one_port_cannot_be_both() -> None:
+    with pytest.raises(ConfigError, match="are both 45671"):
+        choose_ports(cluster_config(parse("--grpc-port", "45671", "--http-port", "45671")))

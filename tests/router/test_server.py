@@ -139,6 +139,19 @@ async def test_an_empty_prompt_is_refused_at_every_door_and_the_next_request_ser
         bench.assert_nothing_is_left()
 
 
+async def test_what_an_error_quotes_is_cut_to_what_a_trailer_carries() -> None:
+    async with door(Bench()) as it, face(it.bench) as http:
+        for message in (
+            pb.GenerateRequest(text="x", regex="(" * 5000),
+            pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="é" * 20_000, content="x")])),
+            pb.GenerateRequest(text="x", json_schema='{"type": "' + "y" * 20_000 + '"}'),
+        ):
+            error = await refusal(it.inference.Generate(message))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.details().split(":")[0] in ("regex", "chat.messages[0].role", "json_schema")
+        assert len((await http.post("/v1/completions", {"prompt": "x", "z" * 1_000_000: 1})).content) < 5000
+
+
 async def test_a_bad_request_id_is_refused() -> None:
     async with door(Bench()) as it:
         error = await refusal(it.inference.Generate(prompt(), metadata=(("x-request-id", "x" * 200),)))
