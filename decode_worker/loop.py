@@ -108,7 +108,7 @@ class DecodeLoop:
                 case VerifiedSequence():
                     self._verified.append(message)
                 case CancelSequence((request_id, attempt)):
-                    lease = self._leases.find(request_id, attempt)
+                    lease = self._leases.find_or_refuse(request_id, attempt)
                     self._drop([lease] if lease else [])
                 case RouterGone(leases):
                     self._drop(leases)

@@ -269,6 +269,16 @@ class LeaseTable:
             lease_id = self._by_key.get((request_id, attempt))
             return None if lease_id is None else self._live[lease_id]
 
+    def find_or_refuse(self, request_id: str, attempt: int) -> Lease | None:
+        """As `find`, for an attempt that nobody waits for any more: if there is no lease, a reservation that is still on its way
+        will be refused. It comes from the prefill worker and may be passed by the router's word."""
+        with self._lock:
+            lease_id = self._by_key.get((request_id, attempt))
+            if lease_id is None:
+                _remember(self._abandoned, (request_id, attempt))
+                return None
+            return self._live[lease_id]
+
     def of_router(self, router_id: str) -> list[Lease]:
         """The live leases whose stream is this router's."""
         with self._lock:

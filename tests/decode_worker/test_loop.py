@@ -10,6 +10,7 @@ from decode_worker.loop import DecodeLoop
 from decode_worker.sequence import VerifiedSequence
 from tandem.clock import FakeClock
 from tandem.config import DecodeConfig
+from tandem.errors import LeaseLost
 from tandem.mailbox import SessionHub
 from tandem.request import Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import worker_pb2 as pb
@@ -234,6 +235,17 @@ def test_the_load_shows_leases_by_state_with_the_oldest_age(bench: Bench) -> Non
     load = bench.loop.load()
     assert (load.leases["reserved"], load.leases["verified"]) == (1, 1)
     assert (load.lease_ages["reserved"], load.lease_ages["verified"], load.lease_ages["running"]) == (4.0, 1.0, 0.0)
+
+
+def test_a_cancel_that_comes_before_the_reservation_refuses_it(bench: Bench) -> None:
+    bench.loop.inbox.put(CancelSequence(("a", 1)))
+    bench.turn()
+    with pytest.raises(LeaseLost, match="abandoned"):
+        bench.reserve("a")
+    assert bench.is_whole
+    bench.join("b", max_new_tokens=2)
+    bench.turn()
+    assert bench.tokens() == {"b": [(1, 51, "length")]}
 
 
 def test_a_cancel_that_crosses_the_last_token_frees_once_and_takes_nobody_elses_memory(bench: Bench) -> None:

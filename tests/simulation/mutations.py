@@ -251,6 +251,14 @@ class Mutation:
     scenario: Scenario
 
 
+def _early_cancels_are_forgotten() -> AbstractContextManager[object]:
+    """What is cancelled before its reservation has come is reserved all the same."""
+    return mock.patch.object(LeaseTable, "find_or_refuse", LeaseTable.find)
+
+
+_EARLY_LEAVERS = tuple(
+    Ask(0.1 * place, tuple(range(place, 12 + place)), 28, leaves_after_s=0.25 + 0.05 * place) for place in range(1, 11)
+)
 _MEMORY = r"landed in|granted while|which is not its prompt's"
 _ANSWER = r"it got"
 _LEAK = r"are in use"
@@ -305,6 +313,11 @@ MUTATIONS: dict[str, Mutation] = {
         _the_dead_are_heard,
         _LEAK,
         Scenario(0, num_prefill=2, message_delay_s=(0.0, 0.02), asks=_asks(8), acts=_LATE_ORDERS),
+    ),
+    "early cancels are forgotten": Mutation(
+        _early_cancels_are_forgotten,
+        _FOR_NOBODY,
+        Scenario(0, num_prefill=1, num_decode=1, message_delay_s=(0.0, 0.3), asks=_EARLY_LEAVERS),
     ),
     "release said once": Mutation(
         _release_said_once, _LEAK, Scenario(0, message_delay_s=(0.0, 0.05), asks=_asks(6), acts=_TORN)

@@ -26,8 +26,13 @@ CASES = {
         asks=in_a_row(5),
         acts=(Cut(0.05, ("prefill", 0), ("decode", 0), 3.0), Kill(0.5, "prefill", 0)),
     ),
+    # The decode worker knew of no such lease, forgot the cancel, granted one, and computed the answer for nobody.
+    "a cancel passes the reservation that it is for": MUTATIONS["early cancels are forgotten"].scenario,
 }
-FAULTS = {"a reservation arrives after its prefill worker was found dead": "the dead are heard"}
+FAULTS = {
+    "a reservation arrives after its prefill worker was found dead": "the dead are heard",
+    "a cancel passes the reservation that it is for": "early cancels are forgotten",
+}
 """The rule whose absence each case shows."""
 
 
