@@ -8,24 +8,14 @@ import pytest
 
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runner import run
-from tests.simulation.scenario import Ask, Cut, Kill, Scenario
+from tests.simulation.scenario import Scenario
 
 SEEDS = range(12)
 
 
-def in_a_row(number: int) -> tuple[Ask, ...]:
-    """Small requests, a tenth of a second apart."""
-    return tuple(Ask(0.1 * place, tuple(range(10 + place, 30)), 4) for place in range(1, number + 1))
-
-
 CASES = {
     # It reached the decode worker after the news of the death, was granted, and nobody was left to release it.
-    "a reservation arrives after its prefill worker was found dead": Scenario(
-        seed=0,
-        num_prefill=2,
-        asks=in_a_row(5),
-        acts=(Cut(0.05, ("prefill", 0), ("decode", 0), 3.0), Kill(0.5, "prefill", 0)),
-    ),
+    "a reservation arrives after its prefill worker was found dead": MUTATIONS["the dead are heard"].scenario,
     # The decode worker knew of no such lease, forgot the cancel, granted one, and computed the answer for nobody.
     "a cancel passes the reservation that it is for": MUTATIONS["early cancels are forgotten"].scenario,
 }
