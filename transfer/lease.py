@@ -270,8 +270,8 @@ class LeaseTable:
             return None if lease_id is None else self._live[lease_id]
 
     def find_or_refuse(self, request_id: str, attempt: int) -> Lease | None:
-        """As `find`, for an attempt that nobody waits for any more: if there is no lease, a reservation that is still on its way
-        will be refused. It comes from the prefill worker and may be passed by the router's word."""
+        """As `find`, for an attempt that nobody waits for any more: where there is no lease, a reservation that is still on its
+        way will be refused. It comes from the prefill worker, and the router's word may pass it."""
         with self._lock:
             lease_id = self._by_key.get((request_id, attempt))
             if lease_id is None:
