@@ -72,6 +72,8 @@ class StopRequest:
         if self._asked.is_set():
             os._exit(EXIT_FAILED)
         self._asked.set()
+        # Where Ray's C++ handler was there first, it has printed a trace, called ours, and set an alarm that aborts.
+        signal.alarm(0)
         if self._is_starting:
             patience = threading.Timer(_START_GRACE_S, self._give_up_starting)
             patience.daemon = True
