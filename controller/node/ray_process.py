@@ -80,6 +80,7 @@ class RayProcess:
         """In a process group of its own, so that a signal to ours does not end the workers. What it says goes to stderr."""
         environment = {**os.environ, **_ENVIRONMENT, **self.environment}
         environment.pop("RAY_ADDRESS", None)  # `ray start` refuses to begin a cluster where one is named
+        environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)  # `up` sets it to keep to loopback: this one spans hosts
         try:
             self._process = subprocess.Popen(
                 self.command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, process_group=0

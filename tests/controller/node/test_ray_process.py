@@ -50,9 +50,10 @@ def test_reachable_is_where_somebody_listens() -> None:
 
 def test_an_ended_child_shows_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as a `tandem up` in this process has left it
     code = (
-        "import os, sys; e = os.environ; "
-        "sys.exit(7 if ('RAY_ADDRESS' not in e, e['RAY_worker_niceness'], e['A']) == (True, '0', 'b') else 1)"
+        "import os, sys; e = os.environ; unwanted = {'RAY_ADDRESS', 'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'} & set(e); "
+        "sys.exit(7 if (unwanted, e['RAY_worker_niceness'], e['A']) == (set(), '0', 'b') else 1)"
     )
     ray = RayProcess([sys.executable, "-S", "-c", code], {"A": "b"})
     assert ray.ended() is None
