@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's, not the code's.
+settings.register_profile("tandem", deadline=None)
+settings.load_profile("tandem")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

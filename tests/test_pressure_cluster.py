@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
 BLOCK, LONGEST, NUM_SLOTS, NUM_BLOCKS = 16, 256, 8, 28
 NUM_REQUESTS = 8
+MOST_ROUNDS = 5
 
 
 def ask(number: int) -> Request:
@@ -40,8 +41,11 @@ async def test_answers_that_outgrow_the_memory_are_those_of_one_process(way: str
     )
     requests = [ask(number) for number in range(NUM_REQUESTS)]
     async with local_cluster(config=config) as cluster:
-        answers = await asyncio.gather(*(cluster.generate(request, timeout_s=60.0) for request in requests))
-        evictions = cluster.decode[0].worker.load().evictions
+        for _ in range(MOST_ROUNDS):  # how many run at once depends on the machine
+            answers = await asyncio.gather(*(cluster.generate(request, timeout_s=60.0) for request in requests))
+            evictions = cluster.decode[0].worker.load().evictions
+            if evictions[way]:
+                break
         await cluster.until_whole()
     assert evictions[way] > 0
     alone = ColocatedEngine(loaded, CacheConfig(block_size_tokens=BLOCK), chunk_tokens=256, max_batch=1)

@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
     def done(status: operations_pb2.Status) -> bool:
         pool = status.pools[args.pool]
-        return not old & {worker.id for worker in status.workers} and pool.ready == pool.wanted
+        is_full = pool.ready == pool.wanted and not pool.reason
+        return not old & {worker.id for worker in status.workers} and is_full
 
     status = wait_for(args, done, args.wait, f"replacing the {args.pool} pool")
     print(pool_line(args.pool, status.pools[args.pool]))
