@@ -47,7 +47,7 @@ class UpCluster:
     async def status(self) -> operations_pb2.Status:
         """Raises grpc.aio.AioRpcError while no router answers."""
         status: operations_pb2.Status = await self.operations.GetStatus(
-            operations_pb2.GetStatusRequest(), timeout=5.0, wait_for_ready=True
+            operations_pb2.GetStatusRequest(), timeout=20.0, wait_for_ready=True
         )
         return status
 
