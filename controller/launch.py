@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from controller.node.ray_process import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
 from controller.share import divide
@@ -21,12 +22,10 @@ from tandem.errors import TandemError
 
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
 # machine's own and listens on every interface, unless told that it is on one of the systems where it keeps to loopback.
-# Its workers' niceness of 15 would let every other process go first: before a token, that is.
 # Whoever reaches Ray's own ports may run code as we do, so a cluster of our own asks for a token that only its processes have.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-os.environ.update(_ENVIRONMENT if ray_address() else _ENVIRONMENT | _LOOPBACK_ONLY | _TOKEN)
+os.environ.update(RAY_ENVIRONMENT if ray_address() else RAY_ENVIRONMENT | _LOOPBACK_ONLY | _TOKEN)
 
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
@@ -38,7 +37,6 @@ from controller.signals import own_signal_handler  # noqa: E402
 
 __all__ = ["ClusterHandle", "start_cluster", "start_controller"]
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
 _REACH_S = 5.0
 _ANSWER_S = 20.0
 _START_S = 60.0
@@ -141,7 +139,7 @@ def _start_local(config: ClusterConfig) -> str:
         num_cpus=num_processes,  # Ray starts so many processes ahead: workers need not wait for theirs
         num_gpus=0,
         resources={resource(role): num_units for role, num_units in config.units.items()},
-        object_store_memory=_OBJECT_STORE_BYTES,
+        object_store_memory=OBJECT_STORE_BYTES,
     )
 
 

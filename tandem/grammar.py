@@ -56,10 +56,10 @@ def check_grammar(grammar: str, field: str) -> None:
 
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(field, f"is larger than {MAX_GRAMMAR_BYTES} bytes")
-    if reason := LLMatcher.validate_grammar(grammar):
-        raise InvalidRequest(field, f"cannot be compiled: {_one_line(reason)}")
-    # What is too large shows only when it is used: two steps over single bytes.
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=_limits())
+    if matcher.is_error():
+        raise InvalidRequest(field, f"cannot be compiled: {_one_line(matcher.get_error())}")
+    # What is too large shows only when it is used: two steps over single bytes.
     first = next((byte for byte, bits in enumerate(_bits(matcher.compute_bitmask())) if bits), None)
     if not matcher.is_error() and first is not None and matcher.consume_token(first):
         matcher.compute_bitmask()

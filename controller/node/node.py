@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from controller.node.place import NodePhase, Seen, find_own, phase_text
 from controller.node.probes import probe_app
-from controller.node.ray_process import RayProcess, check_address, is_reachable, node_command, token_environment
+from controller.node.ray_process import RayProcess, is_reachable, node_command, token_environment
 from controller.node.watch import watch
 from router.http.server import start_http
+from tandem.address import check_address
 from tandem.cli.reaper import descendants
 from tandem.clock import Clock, MonotonicClock
 from tandem.config import TlsConfig

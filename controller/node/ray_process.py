@@ -16,19 +16,27 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.errors import ConfigError, TandemError
+from tandem.errors import TandemError
 from tandem.secret import Secret
 
-__all__ = ["RayProcess", "check_address", "head_command", "is_reachable", "node_command", "token_environment"]
+__all__ = [
+    "OBJECT_STORE_BYTES",
+    "RAY_ENVIRONMENT",
+    "RayProcess",
+    "head_command",
+    "is_reachable",
+    "node_command",
+    "token_environment",
+]
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
+OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's smallest: nothing of ours passes through it
 _STOP_S = 20.0
 _KILL_S = 5.0
 _REACH_S = 2.0
 # Read by Ray's processes when they start. Its workers' niceness of 15 would let every other process go first. A worker takes no
 # unit of what Ray calls GPU, and must see the devices nevertheless.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
-_COMMON = ("--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}", "--include-log-monitor=false", "--block")
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
+_COMMON = ("--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", "--block")
 
 
 def head_command(host: str, port: int) -> list[str]:
@@ -51,14 +59,6 @@ def token_environment(secret: Secret) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
-def check_address(address: str, option: str) -> tuple[str, int]:
-    """Host and port. Raises ConfigError: `address` is no HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{option} {address!r} is no HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 def is_reachable(address: tuple[str, int]) -> bool:
     """Somebody accepts connections there; waits for two seconds at most."""
     try:
@@ -78,7 +78,7 @@ class RayProcess:
 
     def start(self) -> None:
         """In a process group of its own, so that a signal to ours does not end the workers. What it says goes to stderr."""
-        environment = {**os.environ, **_ENVIRONMENT, **self.environment}
+        environment = {**os.environ, **RAY_ENVIRONMENT, **self.environment}
         environment.pop("RAY_ADDRESS", None)  # `ray start` refuses to begin a cluster where one is named
         environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)  # `up` sets it to keep to loopback: this one spans hosts
         try:

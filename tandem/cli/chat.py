@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 
-from tandem.cli.client_tls import add_tls_options, api_key_of
+from tandem.cli.client_tls import add_router_options, api_key_of
 from tandem.client import Client, Message, Options
 from tandem.config import TlsConfig
 from tandem.errors import Overloaded, TandemError, Unavailable
@@ -29,8 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--temperature", type=float, default=0.7, metavar="T", help="0 takes the likeliest (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, metavar="S", help="the same seed and words give the same answers")
-    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
-    add_tls_options(parser)
+    add_router_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

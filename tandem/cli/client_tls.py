@@ -1,4 +1,4 @@
-"""The options of client commands for a router that speaks TLS or asks for an API key."""
+"""The options of client commands for a router, and a channel to it: its address, TLS, an API key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from tandem.guard import MetadataChannel
 from tandem.rpc import create_channel
 from tandem.trust import Certificates
 
-__all__ = ["add_tls_options", "api_key_of", "certificates_of", "channel_to"]
+__all__ = ["add_router_options", "add_tls_options", "api_key_of", "certificates_of", "channel_to"]
+
+
+def add_router_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
+    add_tls_options(parser)
 
 
 def add_tls_options(parser: argparse.ArgumentParser) -> None:

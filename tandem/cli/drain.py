@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tandem.cli.operations import add_router_options, ask, get_status, wait_for
+from tandem.cli.client_tls import add_router_options
+from tandem.cli.operations import ask, get_status, wait_for
 from tandem.errors import ConfigError
 from tandem.v1 import operations_pb2
 

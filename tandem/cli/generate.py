@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tandem.cli.client_tls import add_tls_options, channel_to
+from tandem.address import check_address
+from tandem.cli.client_tls import add_router_options, channel_to
 from tandem.cli.timeline import draw
 from tandem.errors import ConfigError, Overloaded, TandemError, Unavailable
 from tandem.v1 import inference_pb2 as pb
@@ -40,18 +41,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object instead of text")
     shape.add_argument("--timeline", action="store_true", help="show where the time went, after the answer")
-    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="S", help="give up after so many seconds")
-    add_tls_options(parser)
+    add_router_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Raises TandemError: no answer, or only the beginning of one."""
     if args.timeout is not None and not args.timeout > 0:
         raise ConfigError(f"--timeout must be above 0 seconds, not {args.timeout:g}")
-    host, _, port = args.address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"--address {args.address!r} is no HOST:PORT")
+    check_address(args.address, "--address")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     printer = _Printer(quiet=args.json)

@@ -9,6 +9,7 @@ import math
 import sys
 from dataclasses import replace
 
+from tandem.address import check_address
 from tandem.config import ClusterConfig, load_file
 from tandem.errors import ConfigError
 from tandem.trust import Trust
@@ -39,7 +40,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     from controller.node.node import NodeSettings, run_node
-    from controller.node.ray_process import check_address
 
     check_address(args.head, "--head")
     check_address(args.controller, "--controller")

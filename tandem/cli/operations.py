@@ -11,11 +11,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from tandem.cli.client_tls import add_tls_options, channel_to
+from tandem.cli.client_tls import channel_to
 from tandem.errors import ConfigError, TandemError, Unavailable
 from tandem.v1 import operations_pb2, operations_pb2_grpc
 
-__all__ = ["add_router_options", "ask", "get_status", "wait_for"]
+__all__ = ["ask", "get_status", "wait_for"]
 
 _ANSWER_S = 15.0
 _LOOK_S = 0.5
@@ -23,11 +23,6 @@ _NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _WRONG = (grpc.StatusCode.INVALID_ARGUMENT,)
 
 Reply = TypeVar("Reply")
-
-
-def add_router_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
-    add_tls_options(parser)
 
 
 def ask(args: argparse.Namespace, call: Callable[[operations_pb2_grpc.OperationsStub], Awaitable[Reply]]) -> Reply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tandem.cli.client_tls import add_tls_options, certificates_of
+from tandem.cli.client_tls import add_router_options, certificates_of
 from tandem.cli.errors import EXIT_OK
 from tandem.cli.health import is_serving
 from tandem.errors import Unavailable
@@ -16,8 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "probe", description="Exit code 0 when the router can serve: workers of both pools are ready and connected."
     )
-    parser.add_argument("--address", default="127.0.0.1:50051", metavar="HOST:PORT", help="of the router (default %(default)s)")
-    add_tls_options(parser)
+    add_router_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:

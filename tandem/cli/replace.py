@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tandem.cli.operations import add_router_options, ask, wait_for
+from tandem.cli.client_tls import add_router_options
+from tandem.cli.operations import ask, wait_for
 from tandem.cli.scale import POOLS, pool_line
 from tandem.v1 import operations_pb2
 

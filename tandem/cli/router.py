@@ -7,6 +7,7 @@ import asyncio
 import inspect
 from dataclasses import replace
 
+from tandem.address import check_address
 from tandem.config import RouterConfig, load
 from tandem.errors import ConfigError
 from tandem.trust import read_secret
@@ -40,8 +41,7 @@ def router_config(args: argparse.Namespace) -> RouterConfig:
 
 
 def run(args: argparse.Namespace) -> int:
-    if ":" not in args.controller:
-        raise ConfigError(f"--controller {args.controller!r} is no HOST:PORT")
+    check_address(args.controller, "--controller")
     from router.main import run_router
 
     outcome = run_router(router_config(args), args.controller)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from tandem.cli.operations import add_router_options, ask, wait_for
+from tandem.cli.client_tls import add_router_options
+from tandem.cli.operations import ask, wait_for
 from tandem.errors import ConfigError
 from tandem.v1 import operations_pb2
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tandem.cli.operations import add_router_options, get_status
+from tandem.cli.client_tls import add_router_options
+from tandem.cli.operations import get_status
 from tandem.cli.scale import pool_line
 from tandem.v1 import operations_pb2
 

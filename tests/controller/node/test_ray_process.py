@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from controller.node.ray_process import RayProcess, check_address, head_command, is_reachable, node_command, token_environment
-from tandem.errors import ConfigError, TandemError
+from controller.node.ray_process import RayProcess, head_command, is_reachable, node_command, token_environment
+from tandem.errors import TandemError
 from tandem.secret import Secret
 
 
@@ -19,17 +19,6 @@ def test_resources_are_one_word_that_no_shell_reads() -> None:
     words = node_command("head:6379", "10.0.0.2", {"tandem_decode": 1})
     offer = [word for word in words if word.startswith("--resources=")]
     assert [json.loads(word.partition("=")[2]) for word in offer] == [{"tandem_decode": 1}]
-
-
-@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:x", "head:0", "head:70000", ""])
-def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"--head .* is no HOST:PORT"):
-        check_address(address, "--head")
-
-
-def test_addresses_of_both_families_are_read() -> None:
-    assert check_address("head:6379", "--head") == ("head", 6379)
-    assert check_address("[fd00::1]:6379", "--head") == ("fd00::1", 6379)
 
 
 def test_rays_token_follows_from_the_secret_and_does_not_show_it() -> None:
