@@ -16,7 +16,7 @@ from tandem.v1 import operations_pb2
 from tests.chaos.cases import Case, make_cases
 from tests.chaos.load import Load, ask
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow]
 
 STREAMS = 8
 BACK_S = 60.0
