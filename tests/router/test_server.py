@@ -16,7 +16,7 @@ from router.operations import OperationsService
 from router.server import HealthReporter, InferenceService, build_server
 from router.worker import WorkerLoad
 from tandem.config import RouterConfig
-from tandem.rpc import bind, create_channel
+from tandem.rpc import bind, create_blocking_channel, create_channel
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem.v1 import kserve_pb2 as kserve
@@ -181,10 +181,15 @@ async def test_bytes_that_are_no_request_are_the_clients_mistake(data: bytes) ->
     ],
 )
 async def test_bytes_that_are_no_message_are_refused_by_every_method(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    def refused_code(address: str, sent: list[bytes]) -> grpc.StatusCode:
+        # Not grpc.aio: there a message that is sent after the refusal came hides the refusal behind an INTERNAL of the client's own.
+        with create_blocking_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+            list(channel.stream_stream(method)(iter(sent), timeout=5))
+        return refused.value.code()
+
     async with door(Bench()) as it:
         for sent in ([b"\xff\xff\xff"], [b"\xff", b"\xff"]):
-            error = await refusal(it.channel.stream_stream(method)(iter(sent), timeout=5))
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await asyncio.to_thread(refused_code, it.address, sent) is grpc.StatusCode.INVALID_ARGUMENT
         assert not caplog.records
 
 
