@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.fuzz.run import Plan, fuzz
 
-_SECONDS = 40.0
+_SECONDS = 60.0
 
 
 @pytest.mark.slow
