@@ -116,7 +116,10 @@ def _show(name: str, run: Run) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    settings: dict[str, object] = {"worker": {"threads": 1, "cache": {"budget_bytes": 1 << 29, "max_sequences": 16}}}
+    settings: dict[str, object] = {
+        "worker": {"threads": 1, "cache": {"budget_bytes": 1 << 29, "max_sequences": 16}},
+        "router": {"queue_wait_s": 600.0},  # the flood waits longer than anybody who asks would
+    }
     async with up_cluster("--model", str(bench_checkpoint()), settings=settings) as cluster:
         await cluster.until_ready()
         for _ in range(3):  # what is slow the first time

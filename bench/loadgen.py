@@ -1,13 +1,15 @@
 """A public load generator against `tandem up`, and whether what it measures is what our own metrics say.
 
-    python -m bench.loadgen [--tool aiperf] [--requests 60] [--concurrency 2] [--json FILE]
+    python -m bench.loadgen [--tool aiperf] [--model FOLDER] [--requests 60] [--concurrency 2] [--json FILE]
 
 The tool is NVIDIA's AIPerf (`pip install aiperf`, in an environment of its own: it pins much), found on the PATH or named by
 its file. It sends streamed completions over HTTP; what it says of the time to first token and between tokens, at the mean,
 stands beside what the sums and counts on /metrics grew by meanwhile. Exit 1: the two differ by more than a tenth, or a request
 failed.
 
-Every token of these answers is a letter (a bias sees to it), so that each is text that the tool can see when it comes.
+Every token of these answers is a letter (a bias sees to it), so that each is text that the tool can see when it comes. The
+model is the 121 M one, whose work takes the time: on few cores the tool's own processes delay what they see by tens of
+milliseconds, which is much of a tiny model's time to first token.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.checkpoints import bench_checkpoint
 from bench.up import UpCluster, up_cluster
-from tandem.model.embedded import embedded_checkpoint
 from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["Agreement", "Load", "grown_means", "measure", "tool_means"]
@@ -46,8 +48,9 @@ _WARM_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """requests: in all, `concurrency` at a time, of so many tokens each."""
+    """model: a folder of a byte tokenizer. requests: in all, `concurrency` at a time, of so many tokens each."""
 
+    model: Path
     requests: int
     concurrency: int
     prompt_tokens: int
@@ -91,8 +94,8 @@ async def _warm(cluster: UpCluster, load: Load) -> None:
 def _command(tool: str, url: str, load: Load, folder: str) -> list[str]:
     extra = {"ignore_eos": True, "temperature": 0, "logit_bias": {str(_LETTER): 100}}
     options: dict[str, object] = {
-        "--model": "tandem-embedded",
-        "--tokenizer": embedded_checkpoint(),
+        "--model": load.model.name,
+        "--tokenizer": load.model,
         "--url": url,
         "--endpoint-type": "completions",
         "--concurrency": load.concurrency,
@@ -153,14 +156,15 @@ def _sums(exposition: str) -> dict[str, float]:
 
 
 async def _main(args: argparse.Namespace, tool: str) -> list[Agreement]:
-    load = Load(args.requests, args.concurrency, args.prompt_tokens, args.answer_tokens)
-    async with up_cluster("--memory-gib", "0.5") as cluster:
+    load = Load(args.model or bench_checkpoint(), args.requests, args.concurrency, args.prompt_tokens, args.answer_tokens)
+    async with up_cluster("--model", str(load.model), "--memory-gib", "0.5") as cluster:
         return await measure(cluster, tool, load)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", default="aiperf", metavar="FILE", help="the program (default %(default)s, on the PATH)")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="default: the 121 M checkpoint of the benchmarks")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--prompt-tokens", type=int, default=512)

@@ -7,12 +7,14 @@ import logging
 import os
 import secrets
 import socket
+import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 
+from controller.local_node import LocalNode, run_bounded
 from controller.node.ray_process import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
@@ -42,6 +44,7 @@ _ANSWER_S = 20.0
 _START_S = 60.0
 _OWNER_TIMEOUT_S = 30.0
 _SHUTDOWN_S = 30.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,21 @@ class ClusterHandle:
         return view
 
     def shutdown(self) -> None:
-        """Stop the workers in order, then the controller, then this process's Ray; bounded."""
-        with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            ray.get(self._actor.shutdown.remote(), timeout=_SHUTDOWN_S)
+        """Stop the workers in order, then the controller, then this process's Ray; bounded, also where the signal that ends us
+        went to Ray's processes too."""
+        node = LocalNode.of_this_process()
+        ended, deadline_s = self._actor.shutdown.remote(), time.monotonic() + _SHUTDOWN_S
+        while node.lives and time.monotonic() < deadline_s and not ray.wait([ended], timeout=_LOOK_S)[0]:
+            pass
+        if node.lives:
+            run_bounded(self._end_actors, _ANSWER_S)
+        ray.shutdown()
+        node.end()
+
+    def _end_actors(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actor)
         _end_left_over()
-        ray.shutdown()
 
 
 @own_signal_handler()

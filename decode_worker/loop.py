@@ -57,7 +57,7 @@ class DecodeLoop:
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
         self._residency = Residency(engine, leases, clock, int(config.swap_gib * 2**30))
-        self._watch = PoolWatch(leases.history)
+        self._watch = PoolWatch(leases.history, clock)
         self._stopping = False
         self._step_s = self._busy_s = 0.0
         self.measures = Measures()
@@ -219,7 +219,8 @@ class DecodeLoop:
 
     def _check_pools(self) -> None:
         """Invariant: live leases and free indices sum to the pools' sizes."""
-        self._watch.look(self._leases.check())
+        used = self._engine.blocks.num_used, self._engine.slots.num_used
+        self._watch.look_if_due(used, self._leases.check)
 
 
 def _came_in_s(lease: Lease) -> float:

@@ -134,6 +134,7 @@ class DecodeWorker:
             )
             for g in self._layout.groups
         ]
+        self._receiver.expect_peer()
         return pb.PairReply(
             reader=self.description, agent_metadata=self.agent.metadata, agent_name=self.agent.name, regions=regions
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -31,9 +31,16 @@ class ChunkStep:
     engine: Engine
     grammars: Grammars
 
-    def run(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> list[Drawn | TandemError]:
+    def run(
+        self,
+        prompts: Sequence[RunningPrompt],
+        plans: Sequence[ChunkPlan],
+        between_layers: Callable[[], None] | None = None,
+    ) -> list[Drawn | TandemError]:
         """Run one planned chunk of each prompt. Returns the first tokens of those that it completes, in order, or why one
-        cannot have its token."""
+        cannot have its token.
+
+        between_layers() may run other prompts: nothing of a sequence is kept outside its own blocks and slot."""
         chunks = [
             SequenceChunk(
                 tokens=prompt.tokens[prompt.num_computed : prompt.num_computed + plan.num_tokens],
@@ -44,7 +51,13 @@ class ChunkStep:
             for prompt, plan in zip(prompts, plans, strict=True)
         ]
         completed = [prompt for prompt, plan in zip(prompts, plans, strict=True) if plan.is_last]
-        hidden_TD = self.engine.forward(chunks, lambda layer: self._push_layer(completed, layer))
+
+        def on_layer(layer: int) -> None:
+            self._push_layer(completed, layer)
+            if between_layers is not None:
+                between_layers()
+
+        hidden_TD = self.engine.forward(chunks, on_layer)
         ends = list(accumulate(plan.num_tokens for plan in plans))
         for prompt, plan, end in zip(prompts, plans, ends, strict=True):
             self._note_prompt_logprobs(prompt, hidden_TD[end - plan.num_tokens : end])

@@ -22,12 +22,19 @@ from prefill_worker.inbox import (
     RouterGone,
     Stop,
 )
+from prefill_worker.mail import Mail
 from prefill_worker.measured import PrefillMeasures
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
 from prefill_worker.prompts import PromptTable
 from prefill_worker.report import Reporter
-from prefill_worker.scheduler import ChunkPlan, PrefillPolicy, plan_step
+from prefill_worker.scheduler import (
+    ChunkPlan,
+    PrefillPolicy,
+    num_tokens_between_layers,
+    plan_between_layers,
+    plan_step,
+)
 from prefill_worker.waste import WasteCount
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
@@ -46,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
 _QUICK_ANSWER_S = 0.1
+# A reservation takes milliseconds, a layer of a large step takes tens: the answer is worth waiting for.
+_BETWEEN_LAYERS_S = 0.02
 _LEAVING = Leaving("the prefill worker ends; the request goes on elsewhere")
 
 
@@ -85,8 +94,9 @@ class PrefillLoop:
         clock: Clock,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
+        self._mail = Mail(self.inbox)
         self._holdings = Holdings(clock)
-        self._watch = PoolWatch(self._holdings.history)
+        self._watch = PoolWatch(self._holdings.history, clock)
         self._engine = engine
         self._chunk_step = ChunkStep(engine, engine_grammars(engine))
         self._memory = PromptMemory(engine, config, self._holdings)
@@ -101,7 +111,7 @@ class PrefillLoop:
         self._batch_credit = 0.0
         self._stopping = False
         self._draining = False
-        self._step_s = self._busy_s = 0.0
+        self._step_s = self._busy_s = self._interludes_s = 0.0
         self.waste = WasteCount()
         self.measures = Measures()
         self._measured = PrefillMeasures(self.measures)
@@ -118,7 +128,7 @@ class PrefillLoop:
         plan = plan_step(self._prompts.works(), self._policy, self._batch_credit)
         self._batch_credit = plan.batch_credit
         if plan.chunks:
-            self._step(plan.chunks)
+            self._step([self._prompts.running[chunk.index] for chunk in plan.chunks], plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
             self._absorber.step()
@@ -148,33 +158,36 @@ class PrefillLoop:
     # ---- receive ----
 
     def _receive(self, wait_s: float) -> None:
-        for message in self.inbox.take(wait_s):
-            match message:
-                case PrefillTask():
-                    self._accept(message)
-                case AbsorbAnswer(task):
-                    self._absorber.offer(task)
-                case ReservationEnded(key, outcome):
-                    self._reservation_ended(key, outcome)
-                case HandoffEnded(key, outcome):
-                    self._handoff_ended(key, outcome)
-                case MemoryQuiet(key):
-                    self._memory_quiet(key)
-                case CancelTask(key):
-                    self.waste.dropped(key)
-                    self._drop(lambda task, key=key: task.key == key)  # type: ignore[misc]
-                case AskTask(key, router_id):
-                    self._report.standing(router_id, *key, known=self._prompts.knows(key))
-                case RouterGone(router_id):
-                    self._drop(lambda task, router_id=router_id: task.router_id == router_id)  # type: ignore[misc]
-                case Drain():
-                    self._draining = True
-                    self._absorber.clear()
-                    self._hand_over({prompt.task.key for prompt in self._prompts.waiting})
-                case HandOver():
-                    self._hand_over({task.key for task in self._prompts.tasks()})
-                case Stop():
-                    self._stopping = True
+        for message in self._mail.take(wait_s):
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case PrefillTask():
+                self._accept(message)
+            case AbsorbAnswer(task):
+                self._absorber.offer(task)
+            case ReservationEnded(key, outcome):
+                self._reservation_ended(key, outcome)
+            case HandoffEnded(key, outcome):
+                self._handoff_ended(key, outcome)
+            case MemoryQuiet(key):
+                self._memory_quiet(key)
+            case CancelTask(key):
+                self.waste.dropped(key)
+                self._drop(lambda task: task.key == key)
+            case AskTask(key, router_id):
+                self._report.standing(router_id, *key, known=self._prompts.knows(key))
+            case RouterGone(router_id):
+                self._drop(lambda task: task.router_id == router_id)
+            case Drain():
+                self._draining = True
+                self._absorber.clear()
+                self._hand_over({prompt.task.key for prompt in self._prompts.waiting})
+            case HandOver():
+                self._hand_over({task.key for task in self._prompts.tasks()})
+            case Stop():
+                self._stopping = True
 
     def _accept(self, task: PrefillTask) -> None:
         blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
@@ -292,16 +305,15 @@ class PrefillLoop:
         self._prompts.running.append(prompt)
         self._push_complete_blocks(prompt)
 
-    def _step(self, plans: Sequence[ChunkPlan]) -> None:
-        prompts = [self._prompts.running[plan.index] for plan in plans]
-        started_s = self._clock.now()
+    def _step(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> None:
+        started_s, interludes_s = self._clock.now(), self._interludes_s
         for prompt in prompts:
             if prompt.num_computed == prompt.memory.num_cached:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
                 self._measured.found(prompt.task, prompt.memory.num_cached)
         try:
-            first_tokens = self._chunk_step.run(prompts, plans)
+            first_tokens = self._chunk_step.run(prompts, plans, self._between_layers(prompts, plans))
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
@@ -309,11 +321,34 @@ class PrefillLoop:
                 self._report.failed(prompt.task, HandoffError("prefill failed on this worker; see its log"))
                 self._leave_aborted(prompt, "prefill failed")
             return
-        self._step_s = self._clock.now() - started_s
+        self._step_s = self._clock.now() - started_s - (self._interludes_s - interludes_s)
         self._measured.step(self._step_s, [(prompt.task, plan.num_tokens) for prompt, plan in zip(prompts, plans, strict=True)])
         self._busy_s += self._step_s
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
+
+    def _between_layers(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> Callable[[], None] | None:
+        """What to do between two layers of this step. Batch prompts make room there for interactive ones that have come, which
+        so wait for a layer rather than for a step; batch keeps its share of the tokens."""
+        if any(prompt.task.is_interactive for prompt in prompts):
+            return None
+        num_left = num_tokens_between_layers(sum(plan.num_tokens for plan in plans), self._policy)
+
+        def compute_newcomers() -> None:
+            nonlocal num_left
+            started_s = self._clock.now()
+            for message in self._mail.take_during_step(0.0):
+                self._obey(message)
+            self._start_waiting()
+            if self._prompts.awaits_answer(started_s - _QUICK_ANSWER_S):
+                for message in self._mail.take_during_step(_BETWEEN_LAYERS_S):
+                    self._obey(message)
+            while chunks := plan_between_layers(self._prompts.works(), self._policy, num_left):
+                self._step([self._prompts.running[chunk.index] for chunk in chunks], chunks)
+                num_left -= sum(chunk.num_tokens for chunk in chunks)
+            self._interludes_s += self._clock.now() - started_s
+
+        return compute_newcomers
 
     # ---- settle ----
 
@@ -382,4 +417,4 @@ class PrefillLoop:
 
     def _check_pools(self) -> None:
         """Invariant: an idle worker holds nothing."""
-        self._watch.look(self.pool_mismatches())
+        self._watch.look_if_due(self._memory.standing, self.pool_mismatches)

@@ -96,6 +96,11 @@ class PromptMemory:
                 parents=[short(node.parent_name) if node.is_partial else 0 for node in nodes],
             )
 
+    @property
+    def standing(self) -> tuple[int, ...]:
+        """Changes when the pools or the cache do."""
+        return self._cache.version, self._engine.blocks.num_used, self._engine.slots.num_used
+
     def mismatches(self) -> list[str]:
         """What does not sum while no prompt holds anything."""
         return self._cache.check(()) + [f"slot {i}" for i in self._engine.slots.check(())]

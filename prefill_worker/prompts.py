@@ -43,6 +43,10 @@ class PromptTable:
                 return prompt
         return None
 
+    def awaits_answer(self, asked_since_s: float) -> bool:
+        """An interactive prompt's reservation was asked for since then, and is not there yet."""
+        return any(p.task.is_interactive and p.asked_s >= asked_since_s for p in self.reserving.values())
+
     def works(self) -> list[Work]:
         """Of the running ones."""
         return [self._work(prompt) for prompt in self.running]

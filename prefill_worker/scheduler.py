@@ -9,12 +9,22 @@ Between the classes, `batch` gets what `interactive` leaves, and `batch_share` o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.request import ServiceClass
 
-__all__ = ["ChunkPlan", "PrefillPolicy", "StepPlan", "Work", "may_begin", "plan_step"]
+__all__ = [
+    "ChunkPlan",
+    "PrefillPolicy",
+    "StepPlan",
+    "Work",
+    "may_begin",
+    "num_tokens_between_layers",
+    "plan_between_layers",
+    "plan_step",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,19 @@ def plan_step(works: Sequence[Work], policy: PrefillPolicy, batch_credit: float 
     first = _fill(interactive, works, policy.chunk_tokens - owed, policy.tile_tokens, may_be_empty=owed > 0)
     rest = _fill(batch, works, policy.chunk_tokens - _total(first), policy.tile_tokens, may_be_empty=bool(first))
     return StepPlan((*first, *rest), credit - min(owed, _total(rest)))
+
+
+def num_tokens_between_layers(step_tokens: int, policy: PrefillPolicy) -> float:
+    """Interactive tokens that may be computed between the layers of a step of `step_tokens` batch tokens: the step is then the
+    share that batch is owed."""
+    return step_tokens * (1.0 / policy.batch_share - 1.0) if policy.batch_share else math.inf
+
+
+def plan_between_layers(works: Sequence[Work], policy: PrefillPolicy, num_left: float) -> tuple[ChunkPlan, ...]:
+    """Chunks of interactive prompts alone, `num_left` tokens at most."""
+    interactive = [i for i, work in enumerate(works) if work.service_class is ServiceClass.INTERACTIVE]
+    interactive.sort(key=lambda index: (policy.urgency(works[index]), index))
+    return tuple(_fill(interactive, works, int(min(policy.chunk_tokens, num_left)), policy.tile_tokens, may_be_empty=True))
 
 
 def may_begin(candidate: Work, begun: Iterable[Work], policy: PrefillPolicy) -> bool:

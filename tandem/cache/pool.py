@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 __all__ = ["IndexPool"]
 
 
@@ -63,5 +65,6 @@ class IndexPool:
             if held[index] or self._is_free[index]:
                 wrong.append(index)
             held[index] = 1
-        wrong.extend(i for i in range(self.size) if not held[i] and not self._is_free[i])
+        known = np.frombuffer(held, np.uint8) | np.frombuffer(self._is_free, np.uint8)
+        wrong.extend(np.flatnonzero(known == 0).tolist())
         return wrong

@@ -182,6 +182,19 @@ def test_a_killed_up_takes_everything_with_it(one_up: Callable[..., Up]) -> None
     assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
 
 
+def test_a_signal_to_everything_ends_it_as_soon(one_up: Callable[..., Up]) -> None:
+    """As `timeout` and service managers do: Ray's processes get it too, and Ray cannot be asked for anything any more."""
+    cluster = one_up()
+    cluster.ready_line()
+    for process in cluster.note_descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    cluster.process.terminate()
+    assert cluster.process.wait(25) == 0, cluster.stderr()
+    assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
+    assert "Traceback" not in cluster.stderr()
+
+
 def test_a_signal_while_it_starts_ends_with_0_and_leaves_no_process(one_up: Callable[..., Up]) -> None:
     cluster = one_up()
     assert eventually(lambda: len(cluster.note_descendants()) >= 4, 60)

@@ -14,7 +14,7 @@ from tandem.clock import FakeClock
 from tandem.config import PrefillConfig
 from tandem.errors import HandoffError, NoRoom, TandemError, TransferFailed
 from tandem.mailbox import SessionHub
-from tandem.request import Request, SamplingParams, StopRules
+from tandem.request import Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import worker_pb2 as pb
 from tests.fake_engine import FakeEngine
 from transfer.handoff import HandoffResult, LeaseGrant
@@ -58,10 +58,13 @@ class Bench:
         self.released: list[tuple[str, bool]] = []
         self.handoffs: dict[str, FakeHandoff] = {}
         self.clock = FakeClock()
+        self.grants_at_once = False
         self.loop = PrefillLoop(self.engine, PrefillConfig(chunk_tokens=chunk_tokens), self, self, self.hub, self.clock)
 
     def reserve(self, task: PrefillTask) -> None:
         self.reserved.append(task)
+        if self.grants_at_once:
+            self.grant(task)
 
     def release(self, grant: LeaseGrant, reason: str, *, record_sent: bool = False) -> None:
         self.released.append((reason, record_sent))
@@ -70,8 +73,15 @@ class Bench:
         self.handoffs[task.request.request_id] = FakeHandoff()
         return self.handoffs[task.request.request_id]
 
-    def place(self, name: str, num_tokens: int, max_new_tokens: int = 4, stop: frozenset[int] = frozenset()) -> PrefillTask:
-        request = Request(name, tuple(range(num_tokens)), SamplingParams(), StopRules(max_new_tokens, stop))
+    def place(
+        self,
+        name: str,
+        num_tokens: int,
+        max_new_tokens: int = 4,
+        stop: frozenset[int] = frozenset(),
+        kind: ServiceClass = ServiceClass.INTERACTIVE,
+    ) -> PrefillTask:
+        request = Request(name, tuple(range(num_tokens)), SamplingParams(), StopRules(max_new_tokens, stop), service_class=kind)
         task = PrefillTask(request, 1, "router", "decode-1", 0.0)
         self.loop.inbox.put(task)
         return task
@@ -446,3 +456,74 @@ def test_steps_tokens_and_hand_offs_are_measured(bench: Bench) -> None:
     assert measured["transfer_bytes", ("kv",)].total == RESULT.kv_bytes
     assert measured["transfer_seconds", ("state", "128", "1", "interactive")].total == RESULT.state_seconds
     assert not any(name == "prefix_cache_hit_tokens" for name, _ in measured)
+
+
+class Suspended:
+    """A batch prompt whose step has reached its first layer; `act` runs there, once, before the loop looks for newcomers."""
+
+    def __init__(self, bench: Bench, act: Callable[[], object]) -> None:
+        self.task = bench.place("batch", 16, kind=ServiceClass.BATCH)
+        bench.turn()
+        bench.grant(self.task)
+        bench.grants_at_once = True
+        forward, acts = bench.engine.forward, [act]
+
+        def interrupted(chunks: Any, on_layer: Any) -> Any:
+            def with_act(layer: int) -> None:
+                if acts:
+                    acts.pop()()
+                on_layer(layer)
+
+            return forward(chunks, with_act)
+
+        bench.engine.forward = interrupted  # type: ignore[method-assign]
+
+
+def test_an_interactive_prompt_waits_for_a_layer_of_a_batch_step_not_for_its_end(bench: Bench) -> None:
+    def come() -> None:
+        bench.place("soon", 5)
+
+    suspended = Suspended(bench, come)
+    bench.turn()
+    assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8], [5]]
+    # The first one's step had begun and its end is told later: what is told in this turn is the newcomer's token.
+    assert [event.request_id for event in bench.events().first_tokens] == ["soon"]
+    bench.turn()
+    assert [event.request_id for event in bench.events().first_tokens] == [suspended.task.request.request_id]
+
+
+def test_a_suspended_prompt_is_cancelled_after_its_step(bench: Bench) -> None:
+    def cancel() -> None:
+        bench.loop.inbox.put(CancelTask(suspended.task.key))
+        bench.place("soon", 5)
+
+    suspended = Suspended(bench, cancel)
+    bench.turn(3)
+    assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8], [5]]
+    quiet = bench.handoffs["batch"].on_quiet
+    assert quiet is not None
+    quiet()
+    bench.loop.inbox.put(HandoffEnded(("soon", 1), RESULT))
+    bench.turn()
+    assert bench.is_whole
+
+
+def test_nothing_overtakes_the_end_of_a_routers_session(bench: Bench) -> None:
+    def gone() -> None:
+        bench.loop.inbox.put(RouterGone("router"))
+        bench.place("of its next session", 5)
+
+    Suspended(bench, gone)
+    bench.turn()
+    assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8]]
+    bench.turn(2)
+    assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8], [5]]
+
+
+def test_batch_keeps_its_share_of_the_tokens_while_interactive_prompts_have_work(bench: Bench) -> None:
+    """Of a step of 8 batch tokens at a share of a tenth, 72 interactive ones may come between its layers."""
+    Suspended(bench, lambda: [bench.place("long", 93)])
+    bench.turn()
+    steps = [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps]
+    assert steps[0] == [8]
+    assert sum(sum(step) for step in steps[1:]) == 72

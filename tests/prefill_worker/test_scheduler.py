@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefill_worker.scheduler import ChunkPlan, PrefillPolicy, Work, may_begin, plan_step
+from prefill_worker.scheduler import (
+    ChunkPlan,
+    PrefillPolicy,
+    Work,
+    may_begin,
+    num_tokens_between_layers,
+    plan_between_layers,
+    plan_step,
+)
 from tandem.request import ServiceClass
 
 INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
@@ -148,3 +156,17 @@ def test_batch_work_holds_up_no_interactive_prompt_and_one_batch_prompt_always_b
 
 def test_plans_are_values() -> None:
     assert plan_step([work(10)], POLICY).chunks == (ChunkPlan(0, 10, True),)
+
+
+def test_between_layers_interactive_prompts_alone_are_computed_in_order_and_within_the_rest() -> None:
+    works = [work(700, kind=BATCH), work(300), work(40)]
+    assert [(c.index, c.num_tokens) for c in plan_between_layers(works, POLICY, 10_000)] == [(2, 40), (1, 300)]
+    assert [(c.index, c.num_tokens) for c in plan_between_layers(works, POLICY, 100)] == [(2, 40), (1, 60)]
+    assert plan_between_layers(works[:1], POLICY, 10_000) == ()
+    assert plan_between_layers([work(2000)], TILED, 255) == ()  # no chunk ends within a tile for want of a rest
+
+
+def test_a_batch_step_is_its_share_of_what_is_computed_until_it_ends() -> None:
+    policy = PrefillPolicy(chunk_tokens=512, batch_share=0.25)
+    assert num_tokens_between_layers(100, policy) == pytest.approx(300)
+    assert num_tokens_between_layers(100, PrefillPolicy(chunk_tokens=512, batch_share=0.0)) == float("inf")

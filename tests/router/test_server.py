@@ -182,7 +182,7 @@ async def test_bytes_that_are_no_request_are_the_clients_mistake(data: bytes) ->
 )
 async def test_bytes_that_are_no_message_are_refused_by_every_method(method: str, caplog: pytest.LogCaptureFixture) -> None:
     def refused_code(address: str, sent: list[bytes]) -> grpc.StatusCode:
-        # Not grpc.aio: there a message that is sent after the refusal came hides the refusal behind an INTERNAL of the client's own.
+        # Not grpc.aio: a message that it sends after the refusal came hides that behind an INTERNAL of the client's own.
         with create_blocking_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
             list(channel.stream_stream(method)(iter(sent), timeout=5))
         return refused.value.code()
