@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import grpc.aio
+
 from router.callers import Callers
 from router.fleet import Fleet
 from router.handles import GrpcWorkerHandle
 from router.http.app import Gateway
-from router.http.server import start_http
+from router.http.server import HttpServer, start_http
 from router.membership import follow
 from router.operations import OperationsService
 from router.pipeline import Pipeline
@@ -80,10 +82,11 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
             await _first(stop.wait(), following)
             await reporter.stop()
             log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
-            await _first(asyncio.gather(server.stop(_GRACE_S), http.stop(_GRACE_S)), hurry.wait())
+            # Shielded: a stop that is cut short by another is in order, one that is cancelled is told as an error by gRPC.
+            await _first(asyncio.shield(_stop(server, http, _GRACE_S)), hurry.wait())
         finally:
             following.cancel()
-            await asyncio.gather(server.stop(None), http.stop(0.0))
+            await _stop(server, http, 0.0)
             await asyncio.wait([following])
             await fleet.close()
             await controller.close()
@@ -117,6 +120,10 @@ def _loads(table: WorkerTable) -> Iterator[tuple[str, Load]]:
     for entry in table.entries:
         if (load := entry.handle.load) is not None:
             yield entry.handle.info.role, load
+
+
+def _stop(server: grpc.aio.Server, http: HttpServer, grace_s: float) -> asyncio.Future[tuple[object, None]]:
+    return asyncio.gather(server.stop(grace_s or None), http.stop(grace_s))
 
 
 async def _first(*things: object) -> None:

@@ -1,6 +1,8 @@
 """The router as a process: it listens, follows a controller, and stops in order."""
 
 import asyncio
+import gc
+import logging
 import os
 import signal
 import subprocess
@@ -36,6 +38,21 @@ async def test_it_serves_without_a_controller_and_ends_in_order(number: signal.S
         assert (status.model_name, len(status.workers)) == ("", 0)
     os.kill(os.getpid(), number)
     await asyncio.wait_for(running, 5)
+
+
+async def test_a_second_signal_ends_it_at_once_and_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    running, ports = await start()
+    async with create_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        unsaid = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        await unsaid.wait_for_connection()
+        os.kill(os.getpid(), signal.SIGTERM)
+        done, _ = await asyncio.wait([running], timeout=0.5)
+        assert not done  # a call is open
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 5)
+    del running
+    gc.collect()  # exceptions that nobody asked for are told then
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_port_in_use_is_told_in_one_sentence() -> None:
