@@ -94,7 +94,7 @@ class PrefillLoop:
         clock: Clock,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
-        self._mail = Mail(self.inbox)
+        self._mail = Mail()
         self._holdings = Holdings(clock)
         self._watch = PoolWatch(self._holdings.history, clock)
         self._engine = engine
@@ -158,7 +158,7 @@ class PrefillLoop:
     # ---- receive ----
 
     def _receive(self, wait_s: float) -> None:
-        for message in self._mail.take(wait_s):
+        for message in self._mail.take(self.inbox, wait_s):
             self._obey(message)
 
     def _obey(self, message: Message) -> None:
@@ -337,11 +337,11 @@ class PrefillLoop:
         def compute_newcomers() -> None:
             nonlocal num_left
             started_s = self._clock.now()
-            for message in self._mail.take_during_step(0.0):
+            for message in self._mail.take_during_step(self.inbox, 0.0):
                 self._obey(message)
             self._start_waiting()
             if self._prompts.awaits_answer(started_s - _QUICK_ANSWER_S):
-                for message in self._mail.take_during_step(_BETWEEN_LAYERS_S):
+                for message in self._mail.take_during_step(self.inbox, _BETWEEN_LAYERS_S):
                     self._obey(message)
             while chunks := plan_between_layers(self._prompts.works(), self._policy, num_left):
                 self._step([self._prompts.running[chunk.index] for chunk in chunks], chunks)

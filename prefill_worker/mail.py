@@ -14,20 +14,19 @@ _ENDS_PROMPTS = (CancelTask, RouterGone, Drain, HandOver, Stop)
 class Mail:
     """For the thread of the step loop."""
 
-    def __init__(self, inbox: Inbox[Message]) -> None:
-        self._inbox = inbox
+    def __init__(self) -> None:
         self._put_off: list[Message] = []
 
-    def take(self, wait_s: float) -> list[Message]:
+    def take(self, inbox: Inbox[Message], wait_s: float) -> list[Message]:
         """All there is, in the order in which it came; if there is nothing, wait so long for the first."""
         put_off, self._put_off = self._put_off, []
-        return put_off + self._inbox.take(0.0 if put_off else wait_s)
+        return put_off + inbox.take(0.0 if put_off else wait_s)
 
-    def take_during_step(self, wait_s: float) -> list[Message]:
+    def take_during_step(self, inbox: Inbox[Message], wait_s: float) -> list[Message]:
         """What may be acted upon while a step is suspended; the rest is put off. A cancelled task is no other's concern, but
         nothing overtakes a message that concerns many."""
         now: list[Message] = []
-        for message in self._inbox.take(wait_s):
+        for message in inbox.take(wait_s):
             is_held_up = any(not isinstance(earlier, CancelTask) for earlier in self._put_off)
             (self._put_off if is_held_up or isinstance(message, _ENDS_PROMPTS) else now).append(message)
         return now
