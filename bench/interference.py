@@ -23,6 +23,7 @@ from pathlib import Path
 
 from bench.checkpoints import bench_checkpoint
 from bench.colocated import Arrival, serve_colocated
+from bench.machine import memory_read_gbps
 from bench.pair import Outcome, WorkerPair, worker_pair
 from bench.stats import quantile, summary_ms
 from tandem.config import CacheConfig, ModelSource, PrefillConfig, WorkerConfig
@@ -136,6 +137,7 @@ def main() -> int:
         threads=1,
     )
     arrivals, end_s = _arrivals(args), _QUIET_S + args.seconds
+    print(f"memory read, one thread: {memory_read_gbps():.1f} GB/s")
     runs = {"apart, 1 + 1 core": asyncio.run(_apart(config, arrivals, end_s))}
     _show("apart, 1 + 1 core", runs["apart, 1 + 1 core"])
     cores = frozenset(os.sched_getaffinity(0))
@@ -146,6 +148,7 @@ def main() -> int:
             name = f"together, {len(cores)} cores, chunks of {chunk_tokens}, {how}"
             runs[name] = _measured([(one.came_s, one.token_s) for one in served], [], end_s)
             _show(name, runs[name])
+    print(f"\nmemory read, one thread: {memory_read_gbps():.1f} GB/s")
     apart = runs["apart, 1 + 1 core"]
     best = min(quantile(run.ttft, 0.5) for name, run in runs.items() if run is not apart)
     allowed_s = best + quantile(apart.handoff_s, 0.5)
