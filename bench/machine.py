@@ -1,4 +1,4 @@
-"""What the machine gives at this moment: decode's limit is the memory, and a virtual machine's share of it drifts by several times."""
+"""What the machine gives now. Memory is the limit of decode, and a virtual machine's share of it drifts by several times."""
 
 from __future__ import annotations
 
