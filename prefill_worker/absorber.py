@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import PrefillTask, RunningPrompt
@@ -22,8 +23,11 @@ _MOST_WAITING = 64
 
 
 class Absorber:
-    """For the thread of the step loop. chunk_tokens: of one step, which is as long as a prompt that arrives may have to wait.
-    0: nothing is absorbed. most_lost: a conversation of whose prompt the cache has lost more tokens is left alone."""
+    """For the thread of the step loop.
+
+    chunk_tokens: of one step, and as many more as lead to the end of a tile, so that what is kept has the same bits as in a
+    prompt that is computed at once. 0: nothing is absorbed. most_lost: a conversation of whose prompt the cache has lost more
+    tokens is left alone."""
 
     def __init__(self, engine: Engine, memory: PromptMemory, chunk_tokens: int, most_lost: int) -> None:
         self._engine = engine
@@ -32,6 +36,7 @@ class Absorber:
         self._most_lost = most_lost
         self._waiting: deque[PrefillTask] = deque(maxlen=_MOST_WAITING)
         self._now: RunningPrompt | None = None
+        self._is_computing = False
 
     @property
     def has_work(self) -> bool:
@@ -42,28 +47,34 @@ class Absorber:
         if self._memory.keeps_states and self._chunk_tokens:
             self._waiting.append(task)
 
-    def step(self) -> None:
-        """One chunk, if there is anything to absorb."""
+    def step(self, between_layers: Callable[[], None]) -> None:
+        """One chunk, if there is anything to absorb. between_layers() may run prompts; memory is not given up there."""
         if self._now is None and not self._start():
             return
         prompt = self._now
         assert prompt is not None
-        num_tokens = min(self._chunk_tokens, prompt.num_to_stop)
+        tile = self._engine.tile_tokens
+        end = -(-(prompt.num_computed + self._chunk_tokens) // tile) * tile
+        num_tokens = min(end - prompt.num_computed, prompt.num_to_stop)
         new = prompt.tokens[prompt.num_computed : prompt.num_computed + num_tokens]
+        chunk = SequenceChunk(new, prompt.num_computed, prompt.memory.block_ids, prompt.memory.slot)
+        self._is_computing = True
         try:
-            self._engine.forward([SequenceChunk(new, prompt.num_computed, prompt.memory.block_ids, prompt.memory.slot)])
+            self._engine.forward([chunk], lambda layer: between_layers())
         except Exception:  # the step ends here, and with it this answer only: nobody waits for it
             logger.exception("an answer could not be absorbed")
-            self.give_way()
+            self._end(prompt)
             return
+        finally:
+            self._is_computing = False
         prompt.num_computed += num_tokens
         self._memory.computed(prompt.memory, prompt.num_computed)
         if prompt.num_remaining == 0:
             self._end(prompt)
 
     def give_way(self) -> bool:
-        """Give up the memory of what is being absorbed, keeping what is final of it. False: there is none."""
-        if self._now is None:
+        """Give up the memory of what is being absorbed, keeping what is final of it. False: there is none, or it is in use."""
+        if self._now is None or self._is_computing:
             return False
         self._end(self._now)
         return True

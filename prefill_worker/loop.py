@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
@@ -131,7 +132,7 @@ class PrefillLoop:
             self._step([self._prompts.running[chunk.index] for chunk in plan.chunks], plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
-            self._absorber.step()
+            self._absorber.step(self._between_layers(math.inf))
             self._memory.publish()
         elif self._prompts.is_empty:
             self._check_pools()
@@ -312,8 +313,12 @@ class PrefillLoop:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
                 self._measured.found(prompt.task, prompt.memory.num_cached)
+        between_layers = None
+        if not any(prompt.task.is_interactive for prompt in prompts):
+            num_tokens = sum(plan.num_tokens for plan in plans)
+            between_layers = self._between_layers(num_tokens_between_layers(num_tokens, self._policy))
         try:
-            first_tokens = self._chunk_step.run(prompts, plans, self._between_layers(prompts, plans))
+            first_tokens = self._chunk_step.run(prompts, plans, between_layers)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
@@ -327,12 +332,9 @@ class PrefillLoop:
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 
-    def _between_layers(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> Callable[[], None] | None:
-        """What to do between two layers of this step. Batch prompts make room there for interactive ones that have come, which
-        so wait for a layer rather than for a step; batch keeps its share of the tokens."""
-        if any(prompt.task.is_interactive for prompt in prompts):
-            return None
-        num_left = num_tokens_between_layers(sum(plan.num_tokens for plan in plans), self._policy)
+    def _between_layers(self, num_left: float) -> Callable[[], None]:
+        """What to do between two layers of a step that is in no hurry: interactive prompts that have come are computed there,
+        `num_left` tokens of them at most. So they wait for a layer rather than for a step."""
 
         def compute_newcomers() -> None:
             nonlocal num_left

@@ -93,7 +93,7 @@ class PrefillConfig:
     the same to the last bit whether its prefix was computed or found, if `checkpoint_every_tokens` is a multiple of
     what the kernels compute at a time (256 positions on a CPU).
     absorb_chunk_tokens: answers are absorbed in idle time, so that the next turn of a conversation finds them; this many
-    tokens at a time, which a prompt that arrives may have to wait for. 0: they are not."""
+    tokens at a time and up to the end of a tile, between whose layers prompts that arrive come first. 0: they are not."""
 
     chunk_tokens: int = 512
     max_queue: int = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,39 @@ def test_what_is_absorbed_gives_its_memory_to_a_prompt(bench: Bench) -> None:
     bench.turn(2)
     assert held(bench) == 0
     assert bench.loop.pool_mismatches() == []
+
+
+def test_absorbed_chunks_end_where_a_prompts_tiles_do(bench: Bench) -> None:
+    bench.engine.tile_tokens = 16
+    bench.loop._absorber._chunk_tokens = 4
+    serve(bench, "a", 10)
+    bench.engine.steps.clear()
+    bench.loop.inbox.put(answer_of("a", 10, 40))
+    bench.turn(5)
+    assert [(c.context_tokens, len(c.tokens)) for [c] in bench.engine.steps] == [(10, 6), (16, 16), (32, 16), (48, 2)]
+
+
+def test_a_prompt_that_comes_is_computed_between_the_layers_of_what_is_absorbed(bench: Bench) -> None:
+    bench.grants_at_once = True
+    forward, acts = bench.engine.forward, [lambda: bench.place("soon", 5), lambda: bench.place("large", 4 * 32)]
+
+    def interrupted(chunks: Any, on_layer: Any) -> Any:
+        def with_act(layer: int) -> None:
+            if acts:
+                acts.pop(0)()
+            on_layer(layer)
+
+        return forward(chunks, with_act)
+
+    bench.engine.forward = interrupted  # type: ignore[method-assign]
+    bench.loop.inbox.put(answer_of("a", 10, 6))
+    bench.turn()
+    assert [len(chunk.tokens) for [chunk] in bench.engine.steps] == [16, 5]
+    # All blocks were asked for while some were in use by the step: it waits for its end.
+    assert [task.request.request_id for task in bench.reserved] == ["soon"]
+    bench.loop.inbox.put(HandoffEnded(("soon", 1), RESULT))
+    bench.turn()
+    assert [task.request.request_id for task in bench.reserved] == ["soon", "large"]
 
 
 def test_an_answer_whose_prompt_is_forgotten_is_left_alone(bench: Bench) -> None:
