@@ -36,6 +36,9 @@ class PromptMemory:
             at_ends=config.checkpoint_ends,
             most_per_prompt=-(-len(slots) // _SHARE_PER_PROMPT),
         )
+        # The rows of a tile that is not full are rounded otherwise than those of a full one: where answers are to be the same
+        # to the last bit, nobody else may read what stands there.
+        self._whole_tokens = 1 if config.checkpoint_ends else engine.tile_tokens
         self._newest: tuple[PrefillTask, Prefix] | None = None
         self.index = pb.PrefixIndex()
 
@@ -75,7 +78,7 @@ class PromptMemory:
 
     def computed(self, memory: LocalMemory, num_tokens: int) -> None:
         """The caches stand for `num_tokens` positions: share what is final, and keep the state if this is a place for it."""
-        self._cache.commit(memory.holding, num_tokens)
+        self._cache.commit(memory.holding, num_tokens // self._whole_tokens * self._whole_tokens)
         if num_tokens in memory.checkpoints and (slot := self._cache.keep(memory.holding, num_tokens)) is not None:
             self._engine.memory.copy_slot(memory.slot, slot)
 

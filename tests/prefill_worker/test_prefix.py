@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from prefill_worker.inbox import AbsorbAnswer, CancelTask, HandoffEnded, MemoryQuiet
+from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import PrefillTask
+from tandem.config import PrefillConfig
 from tandem.request import Request, SamplingParams, StopRules
+from tests.fake_engine import FakeEngine
 from tests.prefill_worker.test_loop import RESULT, Bench
 
 VOCABULARY = 99
@@ -61,6 +64,21 @@ def test_a_hit_takes_over_the_state_and_sends_the_cached_blocks_before_it_comput
     assert [kind for kind, _, _ in bench.engine.copies] == ["block", "slot", "slot"]  # taken over twice, then kept
     assert bench.handoffs["b"].finished is not None
     assert [first.cached_tokens for first in bench.events().first_tokens] == [0, 10]
+
+
+def test_where_every_bit_counts_nothing_of_a_tile_that_is_not_full_is_shared() -> None:
+    for at_ends, num_kept in ((True, 8), (False, 6)):  # blocks of 4
+        engine = FakeEngine(num_checkpoints=4)
+        engine.tile_tokens = 8
+        memory = PromptMemory(engine, PrefillConfig(checkpoint_every_tokens=16, checkpoint_ends=at_ends))
+        request = Request("a", tuple(range(30)), SamplingParams(), StopRules(1))
+        held = memory.take(PrefillTask(request, 1, "router", "decode-1", 0.0))
+        assert held is not None
+        for num_tokens in (16, 30):
+            memory.computed(held, num_tokens)
+        memory.free(held)
+        assert engine.blocks.num_used == num_kept
+        assert memory.mismatches() == []
 
 
 def test_shared_blocks_wait_for_quiet_like_all_others(bench: Bench) -> None:
