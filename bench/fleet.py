@@ -9,7 +9,9 @@ others, and a fifth of the requests are of class batch. A seed repeats a run to 
 every moment of every request.
 
 Goodput: requests that had their first token within 2 s and then a token every 50 ms at the mean. Imbalance: the busiest
-worker's time over the mean. Decision: one look of the queue at its head, with a snapshot of all workers; in processor time.
+worker's time over the mean. Decision: one look of the queue, from the choice of the class to the workers chosen, with a
+snapshot of all workers. Naming: the hashes of a prompt's blocks, once for each request before it queues. Both in
+processor time.
 """
 
 from __future__ import annotations
@@ -19,23 +21,24 @@ import asyncio
 import gc
 import hashlib
 import json
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from bench.fleet_workers import Costs, DecodeSim, Journey, PrefillSim, Sizes
+from bench.fleet_decode import DecodeSim
+from bench.fleet_requests import Ask, Fleet, requests
+from bench.fleet_workers import Journey, PrefillSim
 from bench.stats import quantile
 from bench.virtual_time import VirtualTimeLoop
 from prefill_worker.prompt import PrefillTask
 from router.admission import PlacementQueue
 from router.model import ModelInfo
 from router.placement import Need
+from router.prefixes import PrefixEntry
 from router.state import WorkerTable
 from tandem.cache.names import Prefix
-from tandem.config import DecodeConfig, PrefillConfig
 from tandem.errors import Overloaded
 from tandem.request import Request, SamplingParams, ServiceClass, StopRules
 
@@ -46,66 +49,10 @@ _TTFT_S = 2.0
 _TOKEN_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """load: of the prefill pool, without its caches."""
-
-    num_prefill: int = 64
-    num_decode: int = 64
-    num_requests: int = 100_000
-    load: float = 0.8
-    seed: int = 1
-    num_prefixes: int = 3000
-    sizes: Sizes = field(default_factory=Sizes)
-    costs: Costs = field(default_factory=Costs)
-    prefill: PrefillConfig = field(default_factory=lambda: PrefillConfig(chunk_tokens=2048, checkpoint_every_tokens=2048))
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """wait_s: after the one before it."""
-
-    wait_s: float
-    prompt: tuple[int, ...]
-    answer_tokens: int
-    service_class: ServiceClass
-
-
-def requests(fleet: Fleet) -> Iterator[Ask]:
-    """The same ones for the same fleet, made one by one."""
-    rng = random.Random(fleet.seed)
-    lengths = [_length(rng, 900, 1.0, 16_000) for _ in range(fleet.num_prefixes)]
-    popularity = [1 / (rank + 10) for rank in range(fleet.num_prefixes)]
-    picks = rng.choices(range(fleet.num_prefixes), popularity, k=fleet.num_requests)
-    shared = [rng.random() < 0.75 for _ in range(fleet.num_requests)]
-    own = [_length(rng, 500, 1.2, 30_000) for _ in range(fleet.num_requests)]
-    tokens = sum(own) + sum(lengths[pick] for pick, is_shared in zip(picks, shared, strict=True) if is_shared)
-    rate = fleet.load * fleet.num_prefill / (fleet.costs.prefill_s(fleet.prefill.chunk_tokens) / fleet.prefill.chunk_tokens)
-    gap_s = tokens / fleet.num_requests / rate
-    for number in range(fleet.num_requests):
-        head = _tokens(picks[number] + 1, lengths[picks[number]]) if shared[number] else ()
-        yield Ask(
-            rng.expovariate(1 / gap_s),
-            (*head, *_tokens(-number - 1, own[number])),
-            _length(rng, 150, 0.9, 2000),
-            ServiceClass.BATCH if rng.random() < 0.2 else ServiceClass.INTERACTIVE,
-        )
-
-
-def _length(rng: random.Random, median: float, spread: float, most: int) -> int:
-    return max(1, min(most, int(median * rng.lognormvariate(0.0, spread))))
-
-
-def _tokens(name: int, count: int) -> range:
-    """Tokens that no other name begins with; cheap to make, since there are hundreds of millions."""
-    start = name * 7919 % 1_000_000_007
-    return range(start, start + count)
-
-
 @dataclass(slots=True)
 class Report:
-    """Shares are of all requests or tokens; seconds are virtual, but for decision_us, which is this machine's."""
+    """Shares are of all requests or tokens; seconds are virtual, but for decision_us and naming_us, which are this
+    machine's."""
 
     requests: int
     refused: int
@@ -115,6 +62,7 @@ class Report:
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     token_s: list[float] = field(default_factory=list)
     hit_rate: float = 0.0
+    held_rate: float = 0.0
     prefill_busy: float = 0.0
     prefill_imbalance: float = 0.0
     decode_busy: float = 0.0
@@ -122,6 +70,7 @@ class Report:
     decode_imbalance: float = 0.0
     decisions: int = 0
     decision_us: list[float] = field(default_factory=list)
+    naming_us: list[float] = field(default_factory=list)
     digest: str = ""
 
 
@@ -129,12 +78,18 @@ class _TimedQueue(PlacementQueue):
     """seconds: processor time of each decision."""
 
     seconds: list[float]
+    _num_settled = 0
+
+    def _look(self) -> bool:
+        before, started_s = self._num_settled, time.thread_time()
+        goes_on = super()._look()
+        if self._num_settled > before:  # somebody waited
+            self.seconds.append(time.thread_time() - started_s)
+        return goes_on
 
     def _settle(self, head: Any) -> bool:
-        started_s = time.thread_time()
-        settled = super()._settle(head)
-        self.seconds.append(time.thread_time() - started_s)
-        return settled
+        self._num_settled += 1
+        return super()._settle(head)
 
 
 class _Run:
@@ -142,7 +97,7 @@ class _Run:
         self.fleet = fleet
         self.loop = asyncio.get_running_loop()
         self.model = ModelInfo("fleet", "fleet", 1 << 20, fleet.sizes.block_tokens, _VOCAB)
-        self.table = WorkerTable(batch_share=0.75)
+        self.table = WorkerTable()
         shared = (self.table, self.model, fleet.sizes, fleet.costs)
         self.prefill = {f"p{n}": PrefillSim(n, *shared, fleet.prefill) for n in range(fleet.num_prefill)}
         self.decode = {f"d{n}": DecodeSim(n, *shared, fleet.decode) for n in range(fleet.num_decode)}
@@ -150,6 +105,7 @@ class _Run:
             self.table.add(cast(Any, worker.handle))
         self.queue = _TimedQueue(self.table, max_waiting=fleet.num_requests, wait_s=1e6)
         self.queue.seconds = []
+        self.naming_s: list[float] = []
         self.journeys: list[Journey] = []
         self.refused = 0
 
@@ -169,11 +125,14 @@ class _Run:
         except Overloaded:
             self.refused += 1
             return
-        prefix = Prefix.of("fleet", self.fleet.sizes.block_tokens, ask.prompt)
+        prefix = self._named(ask.prompt)
         need = Need(request.request_id, request.max_total_tokens, prefix, ask.service_class)
         placed = await self.queue.place(ticket, key, need, len(ask.prompt))
         task = PrefillTask(request, 1, "router", placed.decode_id, now)
         journey = Journey(task, ask.answer_tokens, now)
+        journey.held_tokens = self.table.prefixes.hits(prefix).get(placed.decode_id, 0)
+        if prefix.names:
+            journey.end = PrefixEntry(prefix.shorts[-1], len(prefix.names) * prefix.block_size_tokens)
         finished = asyncio.Event()
         journey.on_first_token, journey.on_finished = lambda: self.table.prefill_done(key), finished.set
         self.prefill[placed.prefill_id].submit(journey, self.decode[placed.decode_id])
@@ -181,6 +140,13 @@ class _Run:
         self.table.release(key)
         journey.task = _without_tokens(task)
         self.journeys.append(journey)
+
+    def _named(self, prompt: tuple[int, ...]) -> Prefix:
+        started_s = time.thread_time()
+        prefix = Prefix.of("fleet", self.fleet.sizes.block_tokens, prompt)
+        _ = prefix.shorts
+        self.naming_s.append(time.thread_time() - started_s)
+        return prefix
 
     def report(self) -> Report:
         journeys, end_s = self.journeys, self.loop.time()
@@ -194,10 +160,12 @@ class _Run:
         computed = sum(worker.num_tokens for worker in self.prefill.values())
         cached = sum(journey.cached_tokens for journey in journeys)
         report.hit_rate = cached / (cached + computed)
+        report.held_rate = sum(journey.held_tokens for journey in journeys) / (cached + computed)
         report.prefill_busy, report.prefill_imbalance = _spread([w.busy_s for w in self.prefill.values()], end_s)
         report.decode_busy, _ = _spread([w.busy_s for w in self.decode.values()], end_s)
         report.decode_batch, report.decode_imbalance = _spread([w.sequence_s for w in self.decode.values()], end_s)
         report.decisions, report.decision_us = len(self.queue.seconds), [s * 1e6 for s in _quantiles(self.queue.seconds)]
+        report.naming_us = [s * 1e6 for s in _quantiles(self.naming_s)]
         report.digest = _digest(journeys)
         return report
 
@@ -264,12 +232,12 @@ def _show(report: Report) -> None:
     for name, values in report.ttft_s.items():
         print(f"  {f'TTFT {name}, ms':22}{ms(values)}")
     print(f"  {'per token, ms':22}{ms(report.token_s)}")
-    print(f"hit rate {report.hit_rate:.1%} of prompt tokens")
+    print(f"hit rate {report.hit_rate:.1%} of prompt tokens; {report.held_rate:.1%} held by the decode worker")
     print(f"prefill: busy {report.prefill_busy:.1%}, busiest {report.prefill_imbalance:.2f} x the mean")
     print(f"decode: busy {report.decode_busy:.1%}, {report.decode_batch:.1f} sequences at the mean of all time")
     print(f"        the worker with most has {report.decode_imbalance:.2f} x the mean")
-    shown = " ".join(f"{value:9.0f}" for value in report.decision_us)
-    print(f"{report.decisions} decisions, us {'':5}{shown}")
+    for name, values in ((f"{report.decisions} decisions, us", report.decision_us), ("naming, us", report.naming_us)):
+        print(f"  {name:22}" + " ".join(f"{value:9.0f}" for value in values))
     print(f"digest {report.digest}")
 
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from decode_worker.scheduler import num_joins
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import Key, LocalMemory, PrefillTask, RunningPrompt, WaitingPrompt
 from prefill_worker.prompts import PromptTable
 from prefill_worker.scheduler import PrefillPolicy, plan_step
 from router.handles import load_of
 from router.model import ModelInfo
+from router.prefixes import PrefixEntry
 from router.state import WorkerTable
-from router.worker import DECODE, PREFILL, WorkerInfo, WorkerLoad
+from router.worker import PREFILL, WorkerInfo, WorkerLoad
 from tandem.cache.pool import IndexPool
 from tandem.config import DecodeConfig, PrefillConfig
 from tandem.v1 import worker_pb2 as pb
 
-__all__ = ["Costs", "DecodeSim", "FakeHandle", "Journey", "PrefillSim", "Sizes"]
+__all__ = ["TELL_S", "Costs", "FakeHandle", "Journey", "PrefillSim", "Sizes"]
 
-_TELL_S = 0.002
+TELL_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,8 @@ class Sizes:
 
 @dataclass(slots=True)
 class Journey:
-    """One request on its way. Moments are virtual seconds; waits: until which the others are told."""
+    """One request on its way. Moments are virtual seconds. cached_tokens: that its prefill worker had; held_tokens: that its
+    decode worker had. end: of its prompt's full blocks."""
 
     task: PrefillTask
     answer_tokens: int
@@ -64,6 +64,8 @@ class Journey:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     cached_tokens: int = 0
+    held_tokens: int = 0
+    end: PrefixEntry | None = None
     on_first_token: Callable[[], None] = lambda: None
     on_finished: Callable[[], None] = lambda: None
 
@@ -72,124 +74,30 @@ class Journey:
         return self.task.num_tokens
 
 
+class Reader(Protocol):
+    """What a prefill worker wants of a decode worker."""
+
+    def reserve(self, num_blocks: int, granted: Callable[[], None]) -> None: ...
+
+    def join(self, journey: Journey, num_blocks: int) -> None: ...
+
+    def release(self, num_blocks: int) -> None: ...
+
+
 class FakeHandle:
     """What the router's table wants of a worker."""
 
     def __init__(self, worker_id: str, role: str, model: ModelInfo, sizes: Sizes, slots: int) -> None:
         self.info = WorkerInfo(worker_id, role, "", model, kv_blocks_total=sizes.blocks, state_slots_total=slots)
-        self.load: WorkerLoad | None = load_of(pb.WorkerLoad(kv_blocks_total=sizes.blocks, state_slots_total=slots))
-
-
-@dataclass(slots=True)
-class _Running:
-    journey: Journey
-    num_blocks: int
-    remaining: int
-
-
-class DecodeSim:
-    """Memory as leases hold it: the whole answer from the start. Steps between two changes of the batch are taken at once."""
-
-    def __init__(self, number: int, table: WorkerTable, model: ModelInfo, sizes: Sizes, costs: Costs, config: DecodeConfig):
-        self.handle = FakeHandle(f"d{number}", DECODE, model, sizes, sizes.slots)
-        self.num_tokens = 0
-        self.busy_s = 0.0
-        self.sequence_s = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._table, self._sizes, self._costs, self._config = table, sizes, costs, config
-        self._used_blocks = 0
-        self._used_slots = 0
-        self._asking: deque[tuple[int, Callable[[], None]]] = deque()
-        self._joining: deque[_Running] = deque()
-        self._running: list[_Running] = []
-        self._burst: tuple[float, float, int] | None = None  # began, seconds of a step, steps
-        self._timer: asyncio.TimerHandle | None = None
-
-    def reserve(self, num_blocks: int, granted: Callable[[], None]) -> None:
-        self._asking.append((num_blocks, granted))
-        self._grant()
-
-    def join(self, journey: Journey, num_blocks: int) -> None:
-        """Its hand-off was verified."""
-        self._joining.append(_Running(journey, num_blocks, journey.answer_tokens - 1))
-        self._interrupt()
-
-    def release(self, num_blocks: int) -> None:
-        self._used_blocks -= num_blocks
-        self._used_slots -= 1
-        self._grant()
-        self._report()
-
-    def _grant(self) -> None:
-        while self._asking and self._used_slots < self._sizes.slots:
-            num_blocks, granted = self._asking[0]
-            if self._used_blocks + num_blocks > self._sizes.blocks:
-                break
-            self._asking.popleft()
-            self._used_blocks += num_blocks
-            self._used_slots += 1
-            self._loop.call_later(_TELL_S, granted)
-        self._report()
-
-    def _interrupt(self) -> None:
-        """End the burst at the end of the step that runs now, for somebody wants to join."""
-        if self._burst is None:
-            self._begin_burst()
-            return
-        began_s, step_s, num_steps = self._burst
-        done = min(num_steps, int((self._loop.time() - began_s) / step_s) + 1)
-        if done < num_steps and self._timer is not None:
-            self._timer.cancel()
-            self._burst = (began_s, step_s, done)
-            self._timer = self._loop.call_at(began_s + done * step_s, self._end_burst)
-
-    def _begin_burst(self) -> None:
-        count = num_joins(len(self._joining), len(self._running), 0, self._config.max_batch, self._config.max_joins_per_step)
-        self._running += [self._joining.popleft() for _ in range(count)]
-        if not self._running:
-            self._burst = None
-            return
-        context = sum(each.journey.context_tokens for each in self._running)
-        step_s = self._costs.decode_s(len(self._running), context)
-        num_steps = 1 if self._joining else min(each.remaining for each in self._running)
-        now = self._loop.time()
-        self._burst = (now, step_s, num_steps)
-        self._timer = self._loop.call_at(now + num_steps * step_s, self._end_burst)
-
-    def _end_burst(self) -> None:
-        assert self._burst is not None
-        _, step_s, num_steps = self._burst
-        self.busy_s += step_s * num_steps
-        self.sequence_s += step_s * num_steps * len(self._running)
-        self.num_tokens += num_steps * len(self._running)
-        still: list[_Running] = []
-        for each in self._running:
-            each.remaining -= num_steps
-            if each.remaining > 0:
-                still.append(each)
-                continue
-            each.journey.finished_s = self._loop.time()
-            self.release(each.num_blocks)
-            each.journey.on_finished()
-        self._running = still
-        self._begin_burst()
-
-    def _report(self) -> None:
-        load = pb.WorkerLoad(
-            running=len(self._running),
-            kv_blocks_used=self._used_blocks,
-            kv_blocks_total=self._sizes.blocks,
-            state_slots_used=self._used_slots,
-            state_slots_total=self._sizes.slots,
-        )
-        self.handle.load = load_of(load, self.handle.load)
+        load = pb.WorkerLoad(kv_blocks_total=sizes.blocks, state_slots_total=slots, batch_share=DecodeConfig().batch_share)
+        self.load: WorkerLoad | None = load_of(load)
 
 
 @dataclass(slots=True)
 class _Begun:
     journey: Journey
     memory: LocalMemory
-    decode: DecodeSim
+    decode: Reader
     num_blocks: int
     came_at: int
     running: RunningPrompt | None = field(default=None)
@@ -207,14 +115,14 @@ class PrefillSim:
         self._policy = PrefillPolicy(config.chunk_tokens, 1, config.ageing, config.batch_share)
         self._prompts = PromptTable()
         self._memory = PromptMemory(_engine(model, sizes), config)
-        self._journeys: dict[Key, tuple[Journey, DecodeSim]] = {}
+        self._journeys: dict[Key, tuple[Journey, Reader]] = {}
         self._begun: dict[Key, _Begun] = {}
         self._credit = 0.0
         self._computes = False
         self._published = 0
         self._sizes = sizes
 
-    def submit(self, journey: Journey, decode: DecodeSim) -> None:
+    def submit(self, journey: Journey, decode: Reader) -> None:
         self._journeys[journey.task.key] = (journey, decode)
         self._prompts.wait(journey.task)
         self._turn()
@@ -282,7 +190,7 @@ class PrefillSim:
         self._memory.free(begun.memory)
         begun.journey.on_first_token()
         if begun.journey.answer_tokens > 1:
-            self._loop.call_later(_TELL_S, begun.decode.join, begun.journey, begun.num_blocks)
+            self._loop.call_later(TELL_S, begun.decode.join, begun.journey, begun.num_blocks)
         else:
             begun.decode.release(begun.num_blocks)
             begun.journey.finished_s = self._loop.time()

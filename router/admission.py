@@ -89,6 +89,8 @@ class PlacementQueue:
             InvalidRequest: no worker can ever hold the request. TimeoutError: its deadline cannot be met any more.
             Unavailable: no worker was ready in time. Overloaded: none had room in time.
         """
+        if need.prefix is not None:
+            _ = need.prefix.shorts  # a decision, which may be made many times, should not be the one that hashes a long prompt
         waiter = _Waiter(ticket, key, need, prefill_tokens, exclude, asyncio.get_running_loop().create_future())
         self.num_waiting += 1
         heapq.heappush(self._lines[need.service_class], waiter)
@@ -117,12 +119,20 @@ class PlacementQueue:
 
     def _pump(self) -> None:
         """Place from the head on until one must wait."""
-        while (line := self._next_line()) is not None:
-            if not self._settle(line[0]):
-                self._pace.waiting(_now())
-                return
-            heapq.heappop(line)
-        self._pace.empty()
+        while self._look():
+            pass
+
+    def _look(self) -> bool:
+        """One decision. False: nobody waits, or whoever is next must go on waiting."""
+        line = self._next_line()
+        if line is None:
+            self._pace.empty()
+            return False
+        if not self._settle(line[0]):
+            self._pace.waiting(_now())
+            return False
+        heapq.heappop(line)
+        return True
 
     def _next_line(self) -> list[_Waiter] | None:
         """Whose head is to be placed next; None: nobody waits."""

@@ -111,7 +111,8 @@ class FakeCluster:
         batch_share: float = 1.0,
     ) -> None:
         self.script = script or Script()
-        self.table = WorkerTable(batch_share)
+        self.table = WorkerTable()
+        self._batch_share = batch_share
         self.prefill = [self._worker(f"p{i}", PREFILL, model, kv_blocks, slots) for i in range(num_prefill)]
         self.decode = [self._worker(f"d{i}", DECODE, model, kv_blocks, slots) for i in range(num_decode)]
         self.by_id = {handle.info.id: handle for handle in (*self.prefill, *self.decode)}
@@ -132,7 +133,8 @@ class FakeCluster:
 
     def _worker(self, worker_id: str, role: str, model: ModelInfo, kv_blocks: int, slots: int) -> FakeWorkerHandle:
         info = WorkerInfo(worker_id, role, "", model, kv_blocks_total=kv_blocks, state_slots_total=slots)
-        handle = FakeWorkerHandle(info)
+        load = WorkerLoad(kv_blocks_total=kv_blocks, state_slots_total=slots, batch_share=self._batch_share)
+        handle = FakeWorkerHandle(info, load)
         handle.on_cancel = self._cancel
         handle.on_ask = lambda key: handle.emit(key, Standing(known=key in self._running))
         if role == PREFILL:

@@ -223,6 +223,7 @@ def load_of(load: pb.WorkerLoad, before: WorkerLoad | None = None) -> WorkerLoad
         worst_wasted_chunks=load.worst_wasted_chunks,
         kv_blocks_counted=load.kv_blocks_counted,
         overcommit=max(1.0, load.overcommit),
+        batch_share=load.batch_share if load.HasField("batch_share") else 1.0,
         evictions=dict(load.evictions),
     )
 

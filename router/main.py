@@ -56,7 +56,7 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
     """
     trust, certificates = Trust.load(config.trust), Certificates.load(config.tls)
     router_id = f"router-{uuid.uuid4().hex[:12]}"
-    table, measures = WorkerTable(config.batch_share), Measures()
+    table, measures = WorkerTable(), Measures()
 
     def connect(info: WorkerInfo) -> GrpcWorkerHandle:
         return GrpcWorkerHandle(info, router_id, trust, lambda: table.changed(info.id), measures=measures)

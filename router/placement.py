@@ -3,14 +3,14 @@
 Prefill: the least work before the first token, that is the prompt tokens that go first there less those of this prompt that the
 worker need not compute again. So requests that begin alike find the same worker, until its queue outweighs what that would
 save. Decode: the most headroom, the smaller of the free shares of KV blocks and of state slots, since a full state pool
-refuses work however many blocks are free. Ties are broken by a hash of request and worker, so equal workers share the load
-and the same request finds the same worker.
+refuses work however many blocks are free; a worker that keeps the prompt's blocks is preferred to one with little more. Ties
+are broken by a hash of request and worker, so equal workers share the load and the same request finds the same worker.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from router.prefixes import PrefixDirectory
@@ -26,8 +26,12 @@ class WorkerView:
     """One worker at one moment. What this router has assigned and the worker has not yet reported is counted in.
 
     ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed. batch_tokens,
-    batch_blocks, batch_slots: of these, those of requests of class batch. overcommit: of a decode worker; it counts a
-    request with less than the blocks of its longest answer.
+    batch_blocks, batch_slots: of these, those of requests of class batch. overcommit, batch_share: of a decode worker, see
+    `DecodeConfig`: by the first it counts a request with less than the blocks of its longest answer, by the second it gives no
+    more to requests of class batch.
+
+    A placement looks at every worker, so what it compares is made once. headroom: 0 (full) … 1 (empty). free_blocks: -1
+    where no state slot is free. kind: workers of the same one count a request with the same blocks.
     """
 
     id: str
@@ -43,6 +47,17 @@ class WorkerView:
     batch_blocks: int = 0
     batch_slots: int = 0
     overcommit: float = 1.0
+    batch_share: float = 1.0
+    headroom: float = field(init=False)
+    free_blocks: int = field(init=False)
+    kind: tuple[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        used = max(self.kv_blocks_used / (self.kv_blocks_total or 1), self.state_slots_used / (self.state_slots_total or 1))
+        has_slot = self.state_slots_used < self.state_slots_total
+        object.__setattr__(self, "headroom", max(0.0, 1.0 - used))
+        object.__setattr__(self, "free_blocks", self.kv_blocks_total - self.kv_blocks_used if has_slot else -1)
+        object.__setattr__(self, "kind", (self.block_size_tokens, self.overcommit))
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
@@ -55,34 +70,20 @@ class WorkerView:
         now, whole = self.blocks(need.num_tokens or need.max_total_tokens), self.blocks(need.max_total_tokens)
         return expected_blocks(now, whole, self.overcommit, resumed=need.is_resumed)
 
-    def can_hold(self, need: Need) -> bool:
-        free_blocks = self.kv_blocks_total - self.kv_blocks_used
-        return self.expected_blocks(need) <= free_blocks and self.state_slots_used < self.state_slots_total
-
-    def has_batch_room(self, need: Need, share: float) -> bool:
-        """Batch would hold no more than this share of blocks and of slots. One request of it may always be here."""
-        blocks_fit = self.batch_blocks + self.expected_blocks(need) <= share * self.kv_blocks_total
-        return not self.batch_slots or (blocks_fit and self.batch_slots + 1 <= share * self.state_slots_total)
-
-    def tokens_before(self, service_class: ServiceClass) -> int:
-        """Prompt tokens that are computed before one of this class that comes now: interactive prompts pass batch."""
-        return self.queue_tokens - (self.batch_tokens if service_class is ServiceClass.INTERACTIVE else 0)
-
-    @property
-    def headroom(self) -> float:
-        """0 (full) … 1 (empty)."""
-        used = max(self.kv_blocks_used / max(1, self.kv_blocks_total), self.state_slots_used / max(1, self.state_slots_total))
-        return max(0.0, 1.0 - used)
+    def has_batch_room(self, num_blocks: int) -> bool:
+        """Batch would hold no more than its share of blocks and of slots. One request of it may always be here.
+        num_blocks: that it counts the request with."""
+        if not self.batch_slots:
+            return True
+        blocks_fit = self.batch_blocks + num_blocks <= int(self.batch_share * self.kv_blocks_total)
+        return blocks_fit and self.batch_slots + 1 <= int(self.batch_share * self.state_slots_total)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """batch_share: of each decode worker, the most that requests of class batch are given."""
-
     prefill: tuple[WorkerView, ...] = ()
     decode: tuple[WorkerView, ...] = ()
     prefixes: PrefixDirectory = field(default_factory=PrefixDirectory)
-    batch_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,12 @@ class NeverFits:
 
 
 Decision = Placement | NoWorker | NoRoomNow | NeverFits
+# Excluded ones come last; then what is compared; then what decides among equals.
+_Cost = tuple[bool, float, int]
+
+# A decode worker that keeps a whole prompt's blocks, which then need not travel, is chosen although its headroom is by so much
+# less. Bounded, so that what many prompts share makes no hot spot.
+_HELD_WORTH = 0.1
 
 
 def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> Decision:
@@ -143,28 +150,37 @@ def place(snapshot: Snapshot, need: Need, exclude: Set[str] = frozenset()) -> De
     if not prefill or not decode:
         missing = " and ".join(name for name, pool in (("prefill", prefill), ("decode", decode)) if not pool)
         return NoWorker(f"no {missing} worker is ready")
-    roomy = [worker for worker in decode if worker.can_hold(need)]
+    blocks = {worker.kind: worker.expected_blocks(need) for worker in {worker.kind: worker for worker in decode}.values()}
+    roomy = [worker for worker in decode if blocks[worker.kind] <= worker.free_blocks]
     if not roomy:
         return NoRoomNow(f"no decode worker has room for {tokens} tokens now")
     if need.service_class is ServiceClass.BATCH:
-        roomy = [worker for worker in roomy if worker.has_batch_room(need, snapshot.batch_share)]
+        roomy = [worker for worker in roomy if worker.has_batch_room(blocks[worker.kind])]
         if not roomy:
-            return NoRoomNow(f"requests of class batch hold their {snapshot.batch_share:.0%} of the decode workers")
+            return NoRoomNow("requests of class batch hold their share of all decode workers with room")
 
     hits = snapshot.prefixes.hits(need.prefix) if need.prefix is not None else {}
-
-    def work(worker: WorkerView) -> tuple[bool, int, int]:
-        tokens = worker.tokens_before(need.service_class) - hits.get(worker.id, 0)
-        return (worker.id in exclude, tokens, worker.running)
-
-    chosen_prefill = _least(prefill, work, need.request_id)
-    chosen_decode = _least(roomy, lambda worker: (worker.id in exclude, -worker.headroom), need.request_id)
+    chosen_prefill = _least(prefill, _work(prefill, need, hits, exclude), need.request_id)
+    chosen_decode = _least(roomy, _fullness(roomy, need, hits, exclude), need.request_id)
     return Placement(chosen_prefill.id, chosen_decode.id, hits.get(chosen_prefill.id, 0))
 
 
-def _least(workers: Sequence[WorkerView], cost: Callable[[WorkerView], tuple[float, ...]], request_id: str) -> WorkerView:
+def _work(workers: Sequence[WorkerView], need: Need, hits: Mapping[str, int], exclude: Set[str]) -> list[_Cost]:
+    """Tokens that each would compute before it is done with the prompt, but for those of the prompt, which are the same."""
+    # Interactive prompts pass batch ones.
+    passes = need.service_class is ServiceClass.INTERACTIVE
+    return [
+        (w.id in exclude, w.queue_tokens - (w.batch_tokens if passes else 0) - hits.get(w.id, 0), w.running) for w in workers
+    ]
+
+
+def _fullness(workers: Sequence[WorkerView], need: Need, hits: Mapping[str, int], exclude: Set[str]) -> list[_Cost]:
+    worth = _HELD_WORTH / len(need.prefix.tokens) if need.prefix is not None and hits else 0.0
+    return [(w.id in exclude, -w.headroom - worth * hits.get(w.id, 0), 0) for w in workers]
+
+
+def _least(workers: Sequence[WorkerView], costs: Sequence[_Cost], request_id: str) -> WorkerView:
     """Ties by the hash of request and worker; it is made for those alone that tie."""
-    costs = [cost(worker) for worker in workers]
     least = min(costs)
     tied = [worker for worker, its in zip(workers, costs, strict=True) if its == least]
     return tied[0] if len(tied) == 1 else min(tied, key=lambda worker: zlib.crc32(f"{request_id}/{worker.id}".encode()))

@@ -1,21 +1,22 @@
-"""Which prefill workers hold which prefixes, so that a request finds the worker that has computed most of it. Pure.
+"""Which workers hold which prefixes, so that a request finds the workers that have most of it. Pure.
 
-Workers publish the names of the prefixes at which they keep a state, a bounded number of them. A prompt's names are computed
-once; where it stands is then a look-up per block, however many workers there are.
+Workers publish the names of prefixes, a bounded number of them: prefill workers of those at which they keep a state, decode
+workers of those whose keys and values they keep. A prompt's names are computed once; where it stands is then a look-up per
+block, however many workers there are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from tandem.cache.names import Prefix, child_name, short
+from tandem.cache.names import Prefix, child_names, short
 
 __all__ = ["PrefixDirectory", "PrefixEntry"]
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixEntry:
-    """A prefix of `num_tokens` whose state a worker keeps. name, parent: shortened; parent: of the full blocks before, when the
+class PrefixEntry(NamedTuple):  # hashed by the hundred at each report of a worker
+    """A prefix of `num_tokens` that a worker keeps. name, parent: shortened; parent: of the full blocks before, when the
     prefix ends inside a block; else None."""
 
     name: int
@@ -28,19 +29,20 @@ class PrefixDirectory:
         self._full: dict[int, set[str]] = {}
         # parent → length → name: few lengths for each parent, so few hashes for a prompt that passes it.
         self._partial: dict[int, dict[int, dict[int, set[str]]]] = {}
-        self._entries: dict[str, tuple[PrefixEntry, ...]] = {}
+        self._entries: dict[str, frozenset[PrefixEntry]] = {}
 
     @property
     def is_empty(self) -> bool:
         return not self._entries
 
     def replace(self, worker_id: str, entries: tuple[PrefixEntry, ...]) -> None:
-        """What the worker holds now; nothing, when it has left."""
-        for entry in self._entries.pop(worker_id, ()):
+        """What the worker holds now; nothing, when it has left. Costs what has changed, and a look at the rest."""
+        before, now = self._entries.pop(worker_id, frozenset()), frozenset(entries)
+        if now:
+            self._entries[worker_id] = now
+        for entry in before - now:
             self._remove(worker_id, entry)
-        if entries:
-            self._entries[worker_id] = entries
-        for entry in entries:
+        for entry in now - before:
             if entry.parent is None:
                 self._full.setdefault(entry.name, set()).add(worker_id)
             else:
@@ -48,31 +50,34 @@ class PrefixDirectory:
                 lengths.setdefault(entry.num_tokens, {}).setdefault(entry.name, set()).add(worker_id)
 
     def hits(self, prefix: Prefix) -> dict[str, int]:
-        """Per worker the tokens of this prompt that it need not compute; workers without any are absent."""
+        """Per worker the tokens of this prompt that it has; workers without any are absent."""
         hits: dict[str, int] = {}
-        for num_blocks in range(len(prefix.names), -1, -1):
-            name = prefix.name_of(num_blocks)
-            for num_tokens, workers in self._partial_hits(prefix, name, num_blocks):
-                for worker_id in workers:
+        full, partial, size = self._full, self._partial, prefix.block_size_tokens
+        known = [num_blocks for num_blocks, name in enumerate(prefix.shorts) if name in full or name in partial]
+        for num_blocks in reversed(known):
+            name, num_tokens = prefix.shorts[num_blocks], num_blocks * size
+            if name in partial:
+                for num_inside, workers in self._partial_hits(prefix, num_blocks):
+                    for worker_id in workers:
+                        hits.setdefault(worker_id, num_inside)
+            if 0 < num_tokens < len(prefix.tokens):
+                for worker_id in full.get(name, ()):
                     hits.setdefault(worker_id, num_tokens)
-            if num_blocks and num_blocks * prefix.block_size_tokens < len(prefix.tokens):
-                for worker_id in self._full.get(short(name), ()):
-                    hits.setdefault(worker_id, num_blocks * prefix.block_size_tokens)
+            if len(hits) == len(self._entries):
+                break  # what is left is shorter
         return hits
 
-    def _partial_hits(self, prefix: Prefix, name: bytes, num_blocks: int) -> list[tuple[int, set[str]]]:
-        """Longest first."""
-        lengths = self._partial.get(short(name))
-        if not lengths:
-            return []
-        start = num_blocks * prefix.block_size_tokens
-        found = []
-        for num_tokens in sorted(lengths, reverse=True):
-            if start < num_tokens < len(prefix.tokens):
-                workers = lengths[num_tokens].get(short(child_name(name, prefix.tokens[start:num_tokens])))
-                if workers:
-                    found.append((num_tokens, workers))
-        return found
+    def _partial_hits(self, prefix: Prefix, num_blocks: int) -> Iterator[tuple[int, set[str]]]:
+        """What ends inside the block after so many, longest first."""
+        lengths = self._partial[prefix.shorts[num_blocks]]
+        start, tokens = num_blocks * prefix.block_size_tokens, prefix.block(num_blocks)
+        # The last token of the prompt is computed in any case.
+        most = min(len(tokens), len(prefix.tokens) - start - 1)
+        inside = sorted(length - start for length in lengths if 0 < length - start <= most)
+        named = list(child_names(prefix.name_of(num_blocks), tokens, inside))
+        for length, name in reversed(named):
+            if workers := lengths[start + length].get(short(name)):
+                yield start + length, workers
 
     def _remove(self, worker_id: str, entry: PrefixEntry) -> None:
         if entry.parent is None:

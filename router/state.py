@@ -17,11 +17,12 @@ from tandem.request import ServiceClass
 __all__ = ["WorkerEntry", "WorkerTable"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WorkerEntry:
     """draining: takes no new request. assigned_tokens: prompt tokens per attempt, without first token so far.
     assigned_blocks: KV blocks per attempt at a decode worker, until the attempt ends. batch: attempts of that class here.
-    room: ready, blocks and slots used, when the listeners were told last."""
+    room: ready, blocks and slots used, when the listeners were told last. newest: the view as of the last change that the table
+    was told of."""
 
     handle: WorkerHandle
     draining: bool = False
@@ -31,7 +32,7 @@ class WorkerEntry:
     assigned_blocks: dict[AttemptKey, int] = field(default_factory=dict)
     batch: set[AttemptKey] = field(default_factory=set)
     room: tuple[bool, int, int] = (False, 0, 0)
-    _view: WorkerView | None = None
+    newest: WorkerView | None = None
     _made_of: tuple[WorkerLoad | None, bool] = (None, False)
 
     @property
@@ -44,13 +45,13 @@ class WorkerEntry:
         """The greater of what the worker reports and what this router knows: each lags behind the other in turn. Made anew only
         when something of it has changed: a placement looks at every worker."""
         made_of = (self.handle.load, self.draining)
-        if self._view is None or self._made_of[0] is not made_of[0] or self._made_of[1] is not made_of[1]:
-            self._view, self._made_of = self._make_view(), made_of
-        return self._view
+        if self.newest is None or self._made_of[0] is not made_of[0] or self._made_of[1] is not made_of[1]:
+            self.newest, self._made_of = self._make_view(), made_of
+        return self.newest
 
     def assigned(self) -> None:
         """What is assigned here has changed."""
-        self._view = None
+        self.newest = None
 
     def _make_view(self) -> WorkerView:
         info = self.handle.info
@@ -69,17 +70,16 @@ class WorkerEntry:
             batch_blocks=sum(self.assigned_blocks.get(key, 0) for key in self.batch),
             batch_slots=sum(key in self.assigned_blocks for key in self.batch),
             overcommit=load.overcommit,
+            batch_share=load.batch_share,
         )
 
 
 class WorkerTable:
-    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently.
+    """Only workers of the served model are in it. `changed` tells the listeners that a placement may come out differently."""
 
-    batch_share: of each decode worker, the most that requests of class batch are given."""
-
-    def __init__(self, batch_share: float = 1.0) -> None:
-        self._batch_share = batch_share
+    def __init__(self) -> None:
         self._entries: dict[str, WorkerEntry] = {}
+        self._pools: dict[str, list[WorkerEntry]] = {PREFILL: [], DECODE: []}
         self.prefixes = PrefixDirectory()
         self._assigned: dict[AttemptKey, tuple[WorkerEntry, WorkerEntry]] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -104,18 +104,26 @@ class WorkerTable:
         readiness or room is another: nothing else lets a request be placed that could not be before."""
         one = self._entries.get(worker_id) if worker_id is not None else None
         entries = self.entries if worker_id is None else (one,) if one else ()
-        before = [entry.room for entry in entries]
-        for entry in entries:
-            entry.seen = entry.seen or entry.handle.load is not None
-            self._note_prefixes(entry, entry.handle.load.prefixes if entry.handle.load else ())
-            view = entry.view()
-            entry.room = (view.ready, view.kv_blocks_used, view.state_slots_used)
-        if worker_id is None or before != [entry.room for entry in entries]:
-            for listener in self._listeners:
-                listener()
+        has_changed = [self._look_at(entry) for entry in entries]
+        if worker_id is None or any(has_changed):
+            self._tell()
+
+    def _look_at(self, entry: WorkerEntry) -> bool:
+        """Whether its readiness or its room is another than before."""
+        load = entry.handle.load
+        entry.seen = entry.seen or load is not None
+        self._note_prefixes(entry, load.prefixes if load else ())
+        view, before = entry.view(), entry.room
+        entry.room = (view.ready, view.kv_blocks_used, view.state_slots_used)
+        return entry.room != before
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def add(self, handle: WorkerHandle, draining: bool = False) -> None:
-        self._entries[handle.info.id] = WorkerEntry(handle, draining)
+        entry = self._entries[handle.info.id] = WorkerEntry(handle, draining)
+        self._pools[handle.info.role].append(entry)
         self.changed()
 
     def set_draining(self, worker_id: str, draining: bool) -> None:
@@ -126,30 +134,31 @@ class WorkerTable:
     def remove(self, worker_id: str) -> WorkerHandle:
         """The caller closes the handle, which fails the attempts there."""
         entry = self._entries.pop(worker_id)
+        self._pools[entry.handle.info.role].remove(entry)
         self._note_prefixes(entry, ())
         self.changed()
         return entry.handle
 
     def num_ready(self, role: str) -> int:
-        return sum(entry.handle.info.role == role and entry.state == "ready" for entry in self._entries.values())
+        return sum(entry.state == "ready" for entry in self._pools[role])
 
     @property
     def can_serve(self) -> bool:
         return self.num_ready(PREFILL) > 0 and self.num_ready(DECODE) > 0
 
     def snapshot(self) -> Snapshot:
-        def pool(role: str) -> tuple[WorkerView, ...]:
-            return tuple(entry.view() for entry in self._entries.values() if entry.handle.info.role == role)
-
-        return Snapshot(pool(PREFILL), pool(DECODE), self.prefixes, self._batch_share)
+        return Snapshot(self._views(PREFILL), self._views(DECODE), self.prefixes)
 
     @property
     def batch_part(self) -> float:
         """How much of the decode pool requests of class batch hold, of blocks or of slots, whichever is more. 0 … 1."""
-        views = [entry.view() for entry in self._entries.values() if entry.handle.info.role == DECODE]
+        views = self._views(DECODE)
         blocks = sum(view.batch_blocks for view in views) / max(1, sum(view.kv_blocks_total for view in views))
         slots = sum(view.batch_slots for view in views) / max(1, sum(view.state_slots_total for view in views))
         return max(blocks, slots)
+
+    def _views(self, role: str) -> tuple[WorkerView, ...]:
+        return tuple([entry.newest or entry.view() for entry in self._pools[role]])
 
     def _note_prefixes(self, entry: WorkerEntry, prefixes: tuple[PrefixEntry, ...]) -> None:
         if entry.prefixes is not prefixes:
@@ -183,4 +192,6 @@ class WorkerTable:
         for entry in (prefill, decode):
             entry.batch.discard(key)
             entry.assigned()
-        self.changed()
+            if self._entries.get(entry.handle.info.id) is entry:  # it may have left
+                self._look_at(entry)
+        self._tell()

@@ -40,8 +40,9 @@ class WorkerLoad:
     that the longest-standing one has spent in its state. pool_mismatches: blocks and slots that it once found missing.
     transport: what carries the hand-offs now, as the worker's transfer agent reports it. leaving: it takes no
     new work. wasted_chunks, worst_wasted_chunks: prompt chunks computed for clients that were gone; in all, most for one.
-    prefixes: what a prefill worker need not compute again. kv_blocks_counted: that a decode worker takes for used when it is
-    asked for room, which with overcommit is more than it holds. overcommit: as `DecodeConfig` has it.
+    prefixes: what a prefill worker need not compute again, or a decode worker not be sent. kv_blocks_counted: that a decode
+    worker takes for used when it is asked for room, which with overcommit is more than it holds. overcommit, batch_share: as
+    its `DecodeConfig` has them.
     evictions: sequences that gave way at a decode worker since start, by how they come back."""
 
     queue: int = 0
@@ -62,6 +63,7 @@ class WorkerLoad:
     prefixes: tuple[PrefixEntry, ...] = ()
     kv_blocks_counted: int = 0
     overcommit: float = 1.0
+    batch_share: float = 1.0
     evictions: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -83,7 +83,8 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """chunk_tokens: most prompt tokens that one step computes, over all prompts in it.
+    """chunk_tokens: most prompt tokens that one step computes, over all prompts in it; fewer where the link to the decode
+    workers falls behind, see `prefill_worker.chunk_size`.
     max_queue: prompts that may wait in one worker; more are refused with Overloaded.
     ageing: how much of what a worker computes meanwhile counts for a prompt that waits, against shorter ones.
     batch_share: of the tokens that requests of class batch get at least while interactive ones have work.
@@ -113,14 +114,17 @@ class DecodeConfig:
     the blocks of the whole answer. Above, it counts for the prompt and 1 / `overcommit` of the answer, takes blocks as it
     grows, and sequences are evicted when all grow longer than that.
     swap_gib: host memory for sequences that were evicted; none left, or 0: they go through prefill again.
-    batch_share: of blocks and of slots that requests of class batch may hold together; one of them may always be there."""
+    batch_share: of blocks and of slots that requests of class batch may hold together, whichever routers placed them; the rest
+    is kept free for interactive ones. One of batch may always be there. Routers learn it from the worker.
+    keep_prefixes: full blocks of prompts stay, in memory that nothing else needs, and prompts that begin alike share them."""
 
     max_batch: int = 64
     max_joins_per_step: int = 8
     lease_ttl_s: float = 60.0
     overcommit: float = 1.0
     swap_gib: float = 4.0
-    batch_share: float = 0.8
+    batch_share: float = 0.75
+    keep_prefixes: bool = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError: a value is out of range."""
@@ -197,8 +201,6 @@ class RouterConfig:
     max_queue: requests that may wait for a worker. max_attempts: how often a request is placed in all.
     queue_wait_s: the longest that a request waits for a worker or for room, at each placement.
     batch_ageing_s: a batch request waits behind interactive ones that came up to so much later.
-    batch_share: of a decode worker's blocks and slots, the most that requests of class batch are placed on; the rest is kept
-    free for interactive ones.
     ask_after_s: after so much silence before the first token the prefill worker is asked whether it has the task.
     stall_s: an attempt of which nothing was heard for so long, not even an answer to that, has ended.
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
@@ -216,7 +218,6 @@ class RouterConfig:
     max_attempts: int = 4
     queue_wait_s: float = 60.0
     batch_ageing_s: float = 30.0
-    batch_share: float = 0.75
     ask_after_s: float = 5.0
     stall_s: float = 120.0
     max_new_tokens_default: int = 128

@@ -134,7 +134,7 @@ class LocalRouter:
 
     @classmethod
     async def start(cls, config: RouterConfig) -> LocalRouter:
-        table, measures = WorkerTable(config.batch_share), Measures()
+        table, measures = WorkerTable(), Measures()
 
         def connect(info: WorkerInfo) -> GrpcWorkerHandle:
             return GrpcWorkerHandle(info, "router-1", Trust(SECRET), lambda: table.changed(info.id), measures=measures)

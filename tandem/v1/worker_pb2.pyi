@@ -379,6 +379,7 @@ class WorkerLoad(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_COUNTED_FIELD_NUMBER: _builtins.int
     OVERCOMMIT_FIELD_NUMBER: _builtins.int
+    BATCH_SHARE_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
@@ -409,6 +410,8 @@ class WorkerLoad(_message.Message):
     """decode: what a new reservation takes for used: held, or expected of what is here"""
     overcommit: _builtins.float
     """decode: reservations count the prompt and 1 / overcommit of the answer; 0: all of it"""
+    batch_share: _builtins.float
+    """decode: of blocks and of slots, the most that requests of class batch hold; absent: all"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
@@ -419,7 +422,7 @@ class WorkerLoad(_message.Message):
 
     @_builtins.property
     def prefixes(self) -> Global___PrefixIndex:
-        """of prefill workers; absent: as in the session's last message that had it"""
+        """absent: as in the session's last message that had it"""
 
     @_builtins.property
     def evictions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -452,14 +455,17 @@ class WorkerLoad(_message.Message):
         prefixes: Global___PrefixIndex | None = ...,
         kv_blocks_counted: _builtins.int = ...,
         overcommit: _builtins.float = ...,
+        batch_share: _builtins.float | None = ...,
         evictions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         measured: _abc.Iterable[Global___MeasuredSeries] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch_share: _TypeAlias = _typing.Literal["batch_share"]  # noqa: Y015
+    _WhichOneofArgType__batch_share: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_share) -> _WhichOneofReturnType__batch_share | None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
@@ -502,7 +508,9 @@ Global___MeasuredSeries: _TypeAlias = MeasuredSeries  # noqa: Y015
 
 @_typing.final
 class PrefixIndex(_message.Message):
-    """The prefixes at which a prefill worker keeps a state, the most recently used first, a bounded number. Entry i of each list."""
+    """The prefixes at which a prefill worker keeps a state, or up to which a decode worker keeps keys and values; the most recently
+    used first, a bounded number. Entry i of each list.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -955,7 +963,10 @@ class ReserveRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
+    SKIPS_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     writer_id: _builtins.str
+    skips_held_blocks: _builtins.bool
+    """this writer reads num_held_blocks"""
     @_builtins.property
     def request(self) -> Global___WireRequest: ...
     def __init__(
@@ -963,10 +974,11 @@ class ReserveRequest(_message.Message):
         *,
         request: Global___WireRequest | None = ...,
         writer_id: _builtins.str = ...,
+        skips_held_blocks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "skips_held_blocks", b"skips_held_blocks", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -982,6 +994,7 @@ class ReserveReply(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_S_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.int
     """of the decode worker's life"""
@@ -989,6 +1002,8 @@ class ReserveReply(_message.Message):
     expires_in_s: _builtins.float
     nonce: _builtins.bytes
     """must come back in the hand-off record"""
+    num_held_blocks: _builtins.int
+    """so many leading blocks hold the prompt's keys and values already: they must not be written"""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """for the prompt first, growth after"""
@@ -1002,10 +1017,11 @@ class ReserveReply(_message.Message):
         slot: _builtins.int = ...,
         expires_in_s: _builtins.float = ...,
         nonce: _builtins.bytes = ...,
+        num_held_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "epoch", b"epoch", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id", "nonce", b"nonce", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "epoch", b"epoch", "expires_in_s", b"expires_in_s", "lease_id", b"lease_id", "nonce", b"nonce", "num_held_blocks", b"num_held_blocks", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -441,6 +441,7 @@ async def test_what_no_worker_can_ever_hold_is_refused_at_once() -> None:
     bench = Bench()
     bench.cluster.decode[0].load = None
     object.__setattr__(bench.cluster.decode[0].info, "kv_blocks_total", 2)
+    bench.cluster.table.changed("d0")
     with pytest.raises(InvalidRequest, match="no decode worker can hold more than 32"):
         await bench.ask(prompt(max_new_tokens=100))
 

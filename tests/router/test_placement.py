@@ -2,8 +2,15 @@
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
-from tandem.request import ServiceClass
+from tandem.clock import FakeClock
+from tandem.errors import NoRoom
+from tandem.request import Request, SamplingParams, ServiceClass, StopRules
+from tests.transfer.helpers import SPECS, lease_table
+from transfer.lease_memory import AdmissionPolicy
 
 
 def prefill(worker_id: str, queue_tokens: int = 0, running: int = 0, ready: bool = True) -> WorkerView:
@@ -83,18 +90,38 @@ def test_equal_workers_share_the_requests_and_a_request_finds_the_same_again() -
 def test_batch_leaves_room_that_interactive_requests_get() -> None:
     worker = WorkerView("d0", kv_blocks_total=10, state_slots_total=4, block_size_tokens=16, batch_blocks=6, batch_slots=1)
     batch, quick = Need("r", 32, service_class=ServiceClass.BATCH), NEED
-    pools = Snapshot((prefill("p0"),), (worker,), batch_share=0.75)
+    worker = replace(worker, batch_share=0.75)
+    pools = Snapshot((prefill("p0"),), (worker,))
     assert isinstance(place(pools, batch), NoRoomNow)
     assert place(pools, quick) == Placement("p0", "d0")
-    assert place(replace(pools, batch_share=0.8), batch) == Placement("p0", "d0")
+    assert place(replace(pools, decode=(replace(worker, batch_share=0.8),)), batch) == Placement("p0", "d0")
     slots_full = replace(worker, batch_blocks=0, batch_slots=3)
     assert isinstance(place(replace(pools, decode=(slots_full,)), batch), NoRoomNow)
 
 
 def test_one_batch_request_may_always_be_there() -> None:
-    worker = WorkerView("d0", kv_blocks_total=10, state_slots_total=1, block_size_tokens=16)
-    pools = Snapshot((prefill("p0"),), (worker,), batch_share=0.1)
+    worker = WorkerView("d0", kv_blocks_total=10, state_slots_total=1, block_size_tokens=16, batch_share=0.1)
+    pools = Snapshot((prefill("p0"),), (worker,))
     assert place(pools, Need("r", 160, service_class=ServiceClass.BATCH)) == Placement("p0", "d0")
+
+
+@given(share=st.floats(0, 1), answers=st.lists(st.integers(1, 100), min_size=1, max_size=8))
+def test_the_router_places_batch_where_the_decode_worker_would_admit_it(share: float, answers: list[int]) -> None:
+    leases = lease_table(FakeClock(), num_blocks=40, num_slots=6, policy=AdmissionPolicy(batch_share=share))
+    size = SPECS.block_size_tokens
+    empty = WorkerView("d0", kv_blocks_total=40, state_slots_total=6, block_size_tokens=size, batch_share=share)
+    for number, answer in enumerate(answers):
+        asked = Request(f"r{number}", (1, 2, 3), SamplingParams(), StopRules(answer), ServiceClass.BATCH)
+        held, slots = leases.num_blocks_counted(), sum(leases.counts_by_state().values())
+        view = replace(empty, kv_blocks_used=held, state_slots_used=slots, batch_blocks=held, batch_slots=slots)
+        need = Need(asked.request_id, asked.max_total_tokens, service_class=ServiceClass.BATCH)
+        decision = place(Snapshot((prefill("p0"),), (view,)), need)
+        try:
+            leases.reserve(asked, 1, "router", "p0")
+        except NoRoom:
+            assert isinstance(decision, NoRoomNow)
+        else:
+            assert isinstance(decision, Placement)
 
 
 def test_batch_prompts_that_wait_are_no_work_before_an_interactive_one() -> None:

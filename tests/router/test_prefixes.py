@@ -52,6 +52,20 @@ def test_a_hit_is_the_longest_published_prefix_before_the_last_token(
     assert (directory._full, directory._partial) == ({}, {})
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(TOKENS, max_size=5)), max_size=6), TOKENS)
+def test_what_a_worker_told_before_is_forgotten_and_what_it_tells_again_stays(
+    told: list[tuple[str, list[list[int]]]], tokens: list[int]
+) -> None:
+    directory, fresh = PrefixDirectory(), PrefixDirectory()
+    for worker_id, prefixes in told:
+        directory.replace(worker_id, tuple(map(entry_of, prefixes)))
+    for worker_id, prefixes in dict(told).items():
+        fresh.replace(worker_id, tuple(map(entry_of, prefixes)))
+    assert directory.hits(prefix_of(tokens)) == fresh.hits(prefix_of(tokens))
+    assert (directory._full, directory._partial) == (fresh._full, fresh._partial)
+
+
 def snapshot(directory: PrefixDirectory, queues: dict[str, int]) -> Snapshot:
     prefill = tuple(WorkerView(name, queue_tokens=tokens) for name, tokens in queues.items())
     return Snapshot(prefill, (WorkerView("d", kv_blocks_total=100, state_slots_total=4, block_size_tokens=BLOCK),), directory)
@@ -65,6 +79,23 @@ def test_affinity_gives_way_when_the_queue_outweighs_what_the_hit_saves() -> Non
     far = place(snapshot(directory, {"cold": 0, "warm": 41}), need)
     assert near == Placement("warm", "d", hit_tokens=40)
     assert far == Placement("cold", "d", hit_tokens=0)
+
+
+def test_a_decode_worker_that_keeps_the_prompt_is_preferred_to_one_with_little_more_headroom() -> None:
+    directory = PrefixDirectory()
+    directory.replace("keeps", (entry_of(list(range(48))),))
+    need = Need("r", 60, prefix_of(list(range(50))))
+
+    def placed(used: int) -> str:
+        decode = tuple(
+            WorkerView(name, kv_blocks_used=blocks, kv_blocks_total=1000, state_slots_total=4, block_size_tokens=BLOCK)
+            for name, blocks in (("keeps", used), ("other", 0))
+        )
+        decision = place(Snapshot((WorkerView("p"),), decode, directory), need)
+        assert isinstance(decision, Placement)
+        return decision.decode_id
+
+    assert (placed(90), placed(100)) == ("keeps", "other")
 
 
 def test_without_hits_equal_workers_share_requests_by_their_ids() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from router.fake_workers import FakeCluster, FakeWorkerHandle
 from router.placement import Need, Placement
+from router.prefixes import PrefixEntry
 from router.worker import WorkerLoad
 from tandem.request import ServiceClass
 from tests.router.tools import MODEL
@@ -23,7 +24,7 @@ def told(cluster: FakeCluster) -> list[str]:
     return calls
 
 
-def report(cluster: FakeCluster, handle: FakeWorkerHandle, **news: int) -> None:
+def report(cluster: FakeCluster, handle: FakeWorkerHandle, **news: int | tuple[PrefixEntry, ...]) -> None:
     handle.load = replace(handle.load or WorkerLoad(), **news)  # type: ignore[arg-type]
     cluster.table.changed(handle.info.id)
 
@@ -58,6 +59,17 @@ def test_a_lost_worker_and_one_that_is_back_wake_the_queue_and_one_that_left_nob
     told.clear()
     cluster.table.changed(handle.info.id)
     assert told == []
+
+
+def test_what_ends_at_a_worker_that_has_left_brings_nothing_of_it_back(cluster: FakeCluster) -> None:
+    table, handle = cluster.table, cluster.prefill[0]
+    report(cluster, handle, prefixes=(PrefixEntry(1, 8),))
+    table.assign(("r", 1), Placement("p0", "d0"), 20, Need("r", 32))
+    assert not table.prefixes.is_empty
+    table.remove("p0")
+    table.release(("r", 1))
+    assert table.prefixes.is_empty
+    assert [view.id for view in table.snapshot().prefill] == []
 
 
 def test_what_batch_holds_is_counted_until_it_is_released(cluster: FakeCluster) -> None:

@@ -59,7 +59,7 @@ class Front:
     def __init__(self, cluster: Cluster, number: int, config: RouterConfig) -> None:
         self.router_id = f"router-{number}"
         self.process: Process = cluster.world.process(self.router_id)
-        self.table = WorkerTable(config.batch_share)
+        self.table = WorkerTable()
         self.fleet = Fleet(self.table, self._connect, lambda folder: _Tokenizer())  # type: ignore[arg-type, return-value]
         self.pipeline = Pipeline(config, self.table, lambda: self.fleet.model, cluster.world.clock)
         self.process.spawn(follow(_CONTROLLER, self.router_id, TRUST, self.fleet))
