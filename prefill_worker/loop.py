@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from prefill_worker.absorber import Absorber
+from prefill_worker.chunk_size import ChunkSizer
 from prefill_worker.chunk_step import ChunkStep
 from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
@@ -107,7 +108,8 @@ class PrefillLoop:
         self._reservations = reservations
         self._report = Reporter(hub)
         self._clock = clock
-        self._policy = PrefillPolicy(config.chunk_tokens, engine.tile_tokens, config.ageing, config.batch_share)
+        policy = PrefillPolicy(config.chunk_tokens, engine.tile_tokens, config.ageing, config.batch_share)
+        self._sizes = ChunkSizer.of(policy, engine.memory.specs.block_bytes / engine.block_size_tokens)
         self._prompts = PromptTable()
         self._batch_credit = 0.0
         self._stopping = False
@@ -126,7 +128,7 @@ class PrefillLoop:
         self._receive(wait_s)
         self._drop_hopeless()
         self._start_waiting()
-        plan = plan_step(self._prompts.works(), self._policy, self._batch_credit)
+        plan = plan_step(self._prompts.works(), self._sizes.policy, self._batch_credit)
         self._batch_credit = plan.batch_credit
         if plan.chunks:
             self._step([self._prompts.running[chunk.index] for chunk in plan.chunks], plan.chunks)
@@ -238,6 +240,7 @@ class PrefillLoop:
         else:
             del self._prompts.leaving[key]
             self._memory.free(prompt.memory)
+            self._sizes.handed_off(outcome)
             self._report.handed_off(prompt.task, outcome)
             self._measured.handed_off(prompt.task, outcome, len(self._prompts.leaving) + 1)
             if prompt.grant is not None:
@@ -282,7 +285,7 @@ class PrefillLoop:
 
     def _start_waiting(self) -> None:
         """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
-        while (waiting := self._prompts.next_to_begin(self._policy, self._clock.now() - _QUICK_ANSWER_S)) is not None:
+        while (waiting := self._prompts.next_to_begin(self._sizes.policy, self._clock.now() - _QUICK_ANSWER_S)) is not None:
             task = waiting.task
             memory = self._memory.take(task)
             if memory is None and self._absorber.give_way():
@@ -316,7 +319,7 @@ class PrefillLoop:
         between_layers = None
         if not any(prompt.task.is_interactive for prompt in prompts):
             num_tokens = sum(plan.num_tokens for plan in plans)
-            between_layers = self._between_layers(num_tokens_between_layers(num_tokens, self._policy))
+            between_layers = self._between_layers(num_tokens_between_layers(num_tokens, self._sizes.policy))
         try:
             first_tokens = self._chunk_step.run(prompts, plans, between_layers)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
@@ -327,6 +330,7 @@ class PrefillLoop:
                 self._leave_aborted(prompt, "prefill failed")
             return
         self._step_s = self._clock.now() - started_s - (self._interludes_s - interludes_s)
+        self._sizes.computed(sum(plan.num_tokens for plan in plans), self._step_s)
         self._measured.step(self._step_s, [(prompt.task, plan.num_tokens) for prompt, plan in zip(prompts, plans, strict=True)])
         self._busy_s += self._step_s
         self.waste.computed(prompt.task.key for prompt in prompts)
@@ -345,7 +349,7 @@ class PrefillLoop:
             if self._prompts.awaits_answer(started_s - _QUICK_ANSWER_S):
                 for message in self._mail.take_during_step(self.inbox, _BETWEEN_LAYERS_S):
                     self._obey(message)
-            while chunks := plan_between_layers(self._prompts.works(), self._policy, num_left):
+            while chunks := plan_between_layers(self._prompts.works(), self._sizes.policy, num_left):
                 self._step([self._prompts.running[chunk.index] for chunk in chunks], chunks)
                 num_left -= sum(chunk.num_tokens for chunk in chunks)
             self._interludes_s += self._clock.now() - started_s

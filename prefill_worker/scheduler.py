@@ -59,12 +59,14 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class PrefillPolicy:
     """chunk_tokens: most tokens of a step. tile_tokens: chunks end at multiples of it where they may, so that the numbers of a
-    prompt do not depend on the prompts beside it. ageing, batch_share: see the module."""
+    prompt do not depend on the prompts beside it. ageing, batch_share: see the module. last_tokens: where the budget cuts a
+    prompt, its last chunk is left so many at least."""
 
     chunk_tokens: int
     tile_tokens: int = 1
     ageing: float = 0.5
     batch_share: float = 0.1
+    last_tokens: int = 0
 
     def urgency(self, work: Work) -> float:
         """The lowest goes first."""
@@ -77,14 +79,14 @@ def plan_step(works: Sequence[Work], policy: PrefillPolicy, batch_credit: float 
     interactive = [index for index in order if works[index].service_class is ServiceClass.INTERACTIVE]
     batch = [index for index in order if works[index].service_class is not ServiceClass.INTERACTIVE]
     if not batch or not interactive:
-        return StepPlan(tuple(_fill(order, works, policy.chunk_tokens, policy.tile_tokens)), 0.0)
+        return StepPlan(tuple(_fill(order, works, policy.chunk_tokens, policy)), 0.0)
     # Owed tokens are saved up to a tile, so that these chunks too end where they should.
     credit = min(batch_credit + policy.batch_share * policy.chunk_tokens, policy.chunk_tokens)
     owed = 0
     if credit >= min(policy.tile_tokens, policy.chunk_tokens):
-        owed = _total(_fill(batch, works, int(credit), policy.tile_tokens))
-    first = _fill(interactive, works, policy.chunk_tokens - owed, policy.tile_tokens, may_be_empty=owed > 0)
-    rest = _fill(batch, works, policy.chunk_tokens - _total(first), policy.tile_tokens, may_be_empty=bool(first))
+        owed = _total(_fill(batch, works, int(credit), policy))
+    first = _fill(interactive, works, policy.chunk_tokens - owed, policy, may_be_empty=owed > 0)
+    rest = _fill(batch, works, policy.chunk_tokens - _total(first), policy, may_be_empty=bool(first))
     return StepPlan((*first, *rest), credit - min(owed, _total(rest)))
 
 
@@ -98,7 +100,7 @@ def plan_between_layers(works: Sequence[Work], policy: PrefillPolicy, num_left: 
     """Chunks of interactive prompts alone, `num_left` tokens at most."""
     interactive = [i for i, work in enumerate(works) if work.service_class is ServiceClass.INTERACTIVE]
     interactive.sort(key=lambda index: (policy.urgency(works[index]), index))
-    return tuple(_fill(interactive, works, int(min(policy.chunk_tokens, num_left)), policy.tile_tokens, may_be_empty=True))
+    return tuple(_fill(interactive, works, int(min(policy.chunk_tokens, num_left)), policy, may_be_empty=True))
 
 
 def may_begin(candidate: Work, begun: Iterable[Work], policy: PrefillPolicy) -> bool:
@@ -122,7 +124,7 @@ def may_begin(candidate: Work, begun: Iterable[Work], policy: PrefillPolicy) -> 
 
 
 def _fill(
-    order: Sequence[int], works: Sequence[Work], budget: int, tile_tokens: int, *, may_be_empty: bool = False
+    order: Sequence[int], works: Sequence[Work], budget: int, policy: PrefillPolicy, *, may_be_empty: bool = False
 ) -> list[ChunkPlan]:
     """In this order, what the first one leaves the next one gets."""
     chunks: list[ChunkPlan] = []
@@ -133,12 +135,25 @@ def _fill(
         wanted = min(work.num_remaining, work.num_to_stop)
         num_tokens = min(wanted, budget)
         if num_tokens < wanted:  # cut by the budget: at a tile's end, unless that would leave the step without work
-            aligned = (work.num_computed + num_tokens) // tile_tokens * tile_tokens - work.num_computed
+            aligned = _cut(work, num_tokens, policy)
             num_tokens = aligned if aligned > 0 or chunks or may_be_empty else num_tokens
         if num_tokens > 0:
             chunks.append(ChunkPlan(index, num_tokens, is_last=num_tokens == work.num_remaining))
             budget -= num_tokens
     return chunks
+
+
+def _cut(work: Work, num_tokens: int, policy: PrefillPolicy) -> int:
+    """Up to the last tile's end within `num_tokens` that leaves enough for the last chunk, or within them at all. 0: there is
+    none."""
+    most = num_tokens
+    if work.num_to_stop == work.num_remaining:
+        most = min(most, work.num_remaining - policy.last_tokens)
+    for count in (most, num_tokens):
+        aligned = (work.num_computed + count) // policy.tile_tokens * policy.tile_tokens - work.num_computed
+        if aligned > 0:
+            return aligned
+    return 0
 
 
 def _total(chunks: Iterable[ChunkPlan]) -> int:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_worker.rates import Rate
 from decode_worker.scheduler import Candidate, Costs, Way, choose_victim, may_return, num_joins
+from tandem.rate import Rate
 
 CANDIDATES = st.lists(st.builds(Candidate, st.integers(1, 10_000), st.integers(1, 1 << 30), st.booleans()), max_size=8)
 COSTS = st.builds(Costs, st.floats(1e6, 1e11), st.floats(1.0, 1e6))
