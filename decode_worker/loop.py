@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, Stop
 from decode_worker.report import Reporter
@@ -24,6 +25,7 @@ from tandem.model.batch import SequenceChunk
 from tandem.request import Drawn, FinishReason
 from tandem.sampling import sample_each
 from tandem.v1 import worker_pb2 as pb
+from transfer.kept_index import KeptIndex
 from transfer.lease import Lease, LeaseTable
 from transfer.lease_state import LeaseState
 
@@ -82,7 +84,7 @@ class DecodeLoop:
         return pb.WorkerLoad(
             queue=len(self._verified) + self._residency.num_away,
             running=len(self._running),
-            kv_blocks_used=self._engine.blocks.num_used,
+            kv_blocks_used=self._leases.num_blocks_used(),
             kv_blocks_total=self._engine.blocks.size,
             state_slots_used=self._engine.slots.num_used,
             state_slots_total=self._engine.slots.size,
@@ -92,8 +94,10 @@ class DecodeLoop:
             step_seconds=self._step_s,
             kv_blocks_counted=self._leases.num_blocks_counted(),
             overcommit=self._config.overcommit,
+            batch_share=self._config.batch_share,
             evictions={way.value: count for way, count in self._residency.num_evictions.items()},
             busy_seconds=self._busy_s,
+            prefixes=_to_wire(self._leases.kept()),
         )
 
     @property
@@ -221,6 +225,12 @@ class DecodeLoop:
         """Invariant: live leases and free indices sum to the pools' sizes."""
         used = self._engine.blocks.num_used, self._engine.slots.num_used
         self._watch.look_if_due(used, self._leases.check)
+
+
+@lru_cache(maxsize=4)
+def _to_wire(kept: KeptIndex) -> pb.PrefixIndex:
+    """The same one is asked for at every step of every session."""
+    return pb.PrefixIndex(version=kept.version, names=kept.names, num_tokens=kept.num_tokens, parents=[0] * len(kept.names))
 
 
 def _came_in_s(lease: Lease) -> float:

@@ -76,7 +76,7 @@ class Residency:
             return []
         head = self._away[0]
         num_blocks = self._num_blocks_back(head.sequence)
-        if not may_return(num_blocks, num_running, self._engine.blocks.num_free, self._engine.slots.num_free):
+        if not may_return(num_blocks, num_running, self._leases.num_blocks_free(), self._engine.slots.num_free):
             return []
         sequence = head.sequence
         try:

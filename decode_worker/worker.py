@@ -59,7 +59,8 @@ class DecodeWorker:
             clock=clock,
             ttl_s=config.decode.lease_ttl_s,
             epoch=secrets.randbits(63),
-            policy=AdmissionPolicy(config.decode.overcommit, config.decode.batch_share),
+            policy=AdmissionPolicy(config.decode.overcommit, config.decode.batch_share, config.decode.keep_prefixes),
+            fingerprint=engine.loaded.fingerprint,
         )
         self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock)
         self._receiver = Receiver(
@@ -152,6 +153,7 @@ class DecodeWorker:
             attempt=wire.attempt,
             router_id=wire.router_id,
             writer_id=request.writer_id,
+            may_share=request.skips_held_blocks,
         )
         self._receiver.wake()
         return pb.ReserveReply(
@@ -161,6 +163,7 @@ class DecodeWorker:
             slot=lease.slot,
             expires_in_s=self._ttl_s,
             nonce=lease.nonce,
+            num_held_blocks=lease.num_held,
         )
 
     def writer_quiet(self, request: pb.ReleaseRequest) -> None:

@@ -37,3 +37,5 @@ class PrefillMeasures:
         ):
             self.to.add("transfer_bytes", num_bytes, kind)
             self.to.observe("transfer_seconds", seconds, kind, *labels)
+        if result.held_bytes:
+            self.to.add("transfer_held_bytes", result.held_bytes)

@@ -155,7 +155,8 @@ class DecodePeers:
         if link is None:
             raise TransferFailed(f"decode worker {peer_id} is not paired with this prefill worker")
         await link.stand(_RECONNECTION_S)
-        request = pb.ReserveRequest(request=request_to_wire(task.request, task.attempt, task.router_id), writer_id=writer_id)
+        wire = request_to_wire(task.request, task.attempt, task.router_id)
+        request = pb.ReserveRequest(request=wire, writer_id=writer_id, skips_held_blocks=True)
         decided = False
         try:
             reply = await link.stub.Reserve(request, timeout=_CALL_TIMEOUT_S)
@@ -173,6 +174,7 @@ class DecodePeers:
             nonce=reply.nonce,
             block_ids=tuple(reply.block_ids),
             slot=reply.slot,
+            num_held=reply.num_held_blocks,
         )
 
     # ---- releases ----

@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("prefill_tokens", "Prompt tokens computed.", ("class",)),
         Family("prefix_cache_hit_tokens", "Prompt tokens found, and not computed again.", ("class",)),
         Family("transfer_bytes", "Bytes handed off.", ("kind",)),
+        Family("transfer_held_bytes", "Bytes of keys and values that decode workers held already."),
         Family("transfer_seconds", "Time with writes of a hand-off in flight.", ("kind", *LATENCY_LABELS), _TRANSFER_S),
         # Of decode workers.
         Family("decode_step_seconds", "One step of a decode worker.", LATENCY_LABELS, _STEP_S),

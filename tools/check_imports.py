@@ -105,6 +105,7 @@ PURE = (
     "tandem/cache/prefix.py",
     "tandem/cli/errors.py",
     "tandem/cli/main.py",
+    "transfer/kept_index.py",
     "transfer/lease.py",
     "transfer/lease_state.py",
     "transfer/outgoing_state.py",

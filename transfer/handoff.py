@@ -31,7 +31,8 @@ class WriterIdentity:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A decode worker's answer to a reservation. peer_id: the name under which it was connected."""
+    """A decode worker's answer to a reservation. peer_id: the name under which it was connected. num_held: leading blocks that
+    hold the prompt's keys and values already, and must not be written."""
 
     peer_id: str
     lease_id: str
@@ -39,16 +40,19 @@ class LeaseGrant:
     nonce: bytes
     block_ids: tuple[int, ...]
     slot: int
+    num_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffResult:
-    """All bytes are there and the record is on its way. The seconds are those in which a write of that kind was in flight."""
+    """All bytes are there and the record is on its way. The seconds are those in which a write of that kind was in flight.
+    held_bytes: of keys and values that did not have to travel."""
 
     kv_bytes: int
     state_bytes: int
     kv_seconds: float
     state_seconds: float
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Finish:
 
     num_positions: int
     kv_bytes: int
+    held_bytes: int
     first_token: int
     compute_done_s: float
     on_done: Callable[[HandoffResult | HandoffError], None]
@@ -165,6 +170,7 @@ class Outgoing:
             state_bytes=self.plan.state_bytes,
             kv_seconds=self.watches["kv"].total_s,
             state_seconds=self.watches["state"].total_s,
+            held_bytes=self.finish.held_bytes,
         )
 
     def take_pending(self, max_bytes: int) -> list[Part]:
@@ -244,9 +250,10 @@ class Handoff:
         self._require_open()
         num_blocks = self._specs.blocks_for(num_positions)
         rest = self._coverage.rest(num_blocks)
-        kv_bytes = self._outgoing.plan.kv_bytes(num_blocks)
+        plan = self._outgoing.plan
         self._closed = True
-        finish = Finish(num_positions, kv_bytes, first_token, compute_done_s, on_done)
+        byte_counts = plan.kv_bytes(num_blocks), plan.held_bytes(num_blocks)
+        finish = Finish(num_positions, *byte_counts, first_token, compute_done_s, on_done)
         self._commands.finish(self._outgoing, rest, finish)
 
     def abort(self, on_quiet: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from tandem.cache.spec import CacheSpecs
 from tandem.clock import Clock
 from tandem.errors import LeaseLost, NoRoom
 from tandem.request import Request
+from transfer.kept_index import KeptIndex
 from transfer.lease_memory import AdmissionPolicy, LeaseMemory
 from transfer.lease_state import AWAITED_STATES, FINAL_STATES, LIVE_STATES, MOVES, NO_SLOT, Lease, LeaseState, Transition
 from transfer.record import NONCE_BYTES
@@ -32,7 +33,8 @@ class LeaseTable:
 
     blocks, slots: the pools; nobody else allocates from them. specs: of the caches behind them. ttl_s: a reservation expires
     after so long without a sign of its writer. epoch: names this life of the worker, so that a lease of a former life is
-    never mistaken. policy: who is let in.
+    never mistaken. policy: who is let in. fingerprint: of the model; names of prefixes
+    begin with it.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class LeaseTable:
         ttl_s: float,
         epoch: int,
         policy: AdmissionPolicy | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.epoch = epoch
-        self._memory = LeaseMemory(blocks, slots, specs, policy or AdmissionPolicy())
+        self._memory = LeaseMemory(blocks, slots, specs, policy or AdmissionPolicy(), fingerprint)
         self._clock = clock
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
@@ -60,17 +63,17 @@ class LeaseTable:
 
     # ---- the writer's side asks ----
 
-    def reserve(self, request: Request, attempt: int, router_id: str, writer_id: str) -> Lease:
+    def reserve(self, request: Request, attempt: int, router_id: str, writer_id: str, *, may_share: bool = False) -> Lease:
         """One slot and blocks for every position the request can reach, or with overcommit for those it starts with, all or
         nothing. Asking again for the same attempt gives the same lease, so that a caller whose first answer was lost can
-        learn what it must release.
+        learn what it must release. may_share: its writer leaves out the blocks that are held already (`Lease.num_held`).
 
         Raises:
             InvalidRequest: it could never fit, even alone.
             NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt, or is dead and
             nobody would ever release what it asks for.
         """
-        claim = self._memory.claim(request)
+        claim, prefix = self._memory.claim(request), self._memory.prefix_of(request)
         with self._lock:
             key = (request.request_id, attempt)
             if (known := self._by_key.get(key)) is not None:
@@ -83,21 +86,23 @@ class LeaseTable:
             if writer_id in self._dead_writers:
                 raise LeaseLost(f"writer {writer_id} is dead: this was sent before")
             self._memory.require_room(claim, list(self._live.values()))
-            block_ids, slot = self._memory.take(claim.first)
+            lease_id = secrets.token_hex(16)
+            grant = self._memory.take(lease_id, claim.first, prefix, may_share=may_share)
             now = self._clock.now()
             lease = Lease(
-                id=secrets.token_hex(16),
+                id=lease_id,
                 epoch=self.epoch,
                 nonce=secrets.token_bytes(NONCE_BYTES),
                 request=request,
                 attempt=attempt,
                 router_id=router_id,
                 writer_id=writer_id,
-                block_ids=block_ids,
-                slot=slot,
+                block_ids=grant.block_ids,
+                slot=grant.slot,
                 expires_at=now + self._ttl_s,
                 history=(Transition(now, S.RESERVED, "reserve"),),
                 claim=claim,
+                num_held=grant.num_held,
             )
             self._live[lease.id] = lease
             self._by_key[key] = lease.id
@@ -164,6 +169,7 @@ class LeaseTable:
             lease = self._find_live(lease_id, epoch)
             if lease.state not in AWAITED_STATES:
                 raise LeaseLost(f"lease {lease_id} is {lease.state.value}")
+            self._memory.keep(lease)
             return self._move(lease, S.VERIFIED, "record verified")
 
     # ---- the decode loop acts ----
@@ -198,7 +204,7 @@ class LeaseTable:
         """
         with self._lock:
             lease = self._running(lease_id, epoch)
-            taken = self._memory.take_blocks(max(0, num_blocks - len(lease.block_ids)))
+            taken = self._memory.take_blocks(lease_id, max(0, num_blocks - len(lease.block_ids)))
             lease = self._live[lease_id] = replace(lease, block_ids=lease.block_ids + taken)
             return lease
 
@@ -222,9 +228,10 @@ class LeaseTable:
             lease = self._find_live(lease_id, epoch)
             if lease.state is not S.SWAPPED:
                 raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not swapped")
-            block_ids, slot = self._memory.take(num_blocks)
+            # Its copy is written into all of them, so none may be others' too.
+            grant = self._memory.take(lease_id, num_blocks, self._memory.no_prefix, may_share=False)
             moved = self._move(lease, S.RUNNING, "came back")
-            back = self._live[lease_id] = replace(moved, block_ids=block_ids, slot=slot)
+            back = self._live[lease_id] = replace(moved, block_ids=grant.block_ids, slot=grant.slot, num_held=0)
             return back
 
     # ---- anybody ends it ----
@@ -319,6 +326,21 @@ class LeaseTable:
         """What does not sum: an index neither free nor held, or held twice. Empty when all is well."""
         with self._lock:
             return self._memory.check(list(self._live.values()))
+
+    def kept(self) -> KeptIndex:
+        """The prompts whose blocks are kept."""
+        with self._lock:
+            return self._memory.kept()
+
+    def num_blocks_free(self) -> int:
+        """Blocks that could be had at once."""
+        with self._lock:
+            return self._memory.num_free
+
+    def num_blocks_used(self) -> int:
+        """Blocks that leases hold; what is only kept is not among them."""
+        with self._lock:
+            return self._memory.blocks.size - self._memory.num_free
 
     def num_blocks_counted(self) -> int:
         """Blocks that a new reservation takes for used: held, or expected of what is here."""

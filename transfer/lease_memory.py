@@ -6,21 +6,34 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.cache.growth import expected_blocks
+from tandem.cache.names import Prefix
 from tandem.cache.pool import IndexPool
+from tandem.cache.prefix import Hit, Holding, PrefixCache
 from tandem.cache.spec import CacheSpecs
 from tandem.errors import InvalidRequest, NoRoom
 from tandem.request import Request, ServiceClass
+from transfer.kept_index import KeptIndex, KeptIndexer
 from transfer.lease_state import Claim, Lease, LeaseState
 
-__all__ = ["AdmissionPolicy", "LeaseMemory", "claim_of"]
+__all__ = ["AdmissionPolicy", "Grant", "LeaseMemory", "claim_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """overcommit, batch_share: see `DecodeConfig`."""
+    """overcommit, batch_share, keep_prefixes: see `DecodeConfig`."""
 
     overcommit: float = 1.0
-    batch_share: float = 0.8
+    batch_share: float = 0.75
+    keep_prefixes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """num_held: leading blocks that hold the prompt's keys and values already, and may be others' too."""
+
+    block_ids: tuple[int, ...]
+    slot: int
+    num_held: int = 0
 
 
 def claim_of(request: Request, specs: CacheSpecs, overcommit: float) -> Claim:
@@ -36,13 +49,36 @@ class LeaseMemory:
     """Admission counts, for every lease, the greater of what it holds and what it is expected to take; one slot each.
 
     While a sequence waits in host memory nobody is let in: it comes back before anything new begins.
+
+    Full blocks of verified prompts stay when their lease ends, as long as nobody needs them (`AdmissionPolicy.keep_prefixes`).
+    A lease's blocks from `num_held` on are its own until its record is verified: only those does its writer write.
     """
 
-    def __init__(self, blocks: IndexPool, slots: IndexPool, specs: CacheSpecs, policy: AdmissionPolicy) -> None:
+    def __init__(
+        self, blocks: IndexPool, slots: IndexPool, specs: CacheSpecs, policy: AdmissionPolicy, fingerprint: str
+    ) -> None:
         self.blocks = blocks
         self.slots = slots
         self._specs = specs
         self._policy = policy
+        self._kept = PrefixCache(blocks, (), specs.block_size_tokens, keeps_kv_alone=policy.keep_prefixes)
+        self._kept_index = KeptIndexer(self._kept)
+        self._holdings: dict[str, Holding] = {}
+        self._fingerprint = fingerprint
+        self.no_prefix = Prefix.of("", specs.block_size_tokens, ())
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had at once: those that are only kept make room."""
+        return self.blocks.num_free + self._kept.num_unpinned
+
+    def prefix_of(self, request: Request) -> Prefix:
+        """With the names of its blocks, which takes a while for a long prompt."""
+        if not self._policy.keep_prefixes:
+            return self.no_prefix
+        prefix = Prefix.of(self._fingerprint, self._specs.block_size_tokens, request.tokens)
+        _ = prefix.names
+        return prefix
 
     def claim(self, request: Request) -> Claim:
         """Raises InvalidRequest: it could never fit, even alone."""
@@ -88,28 +124,46 @@ class LeaseMemory:
             beyond.append(f"batch requests hold {len(batch)} state slots, {most_slots} are theirs")
         return beyond
 
-    def take(self, num_blocks: int) -> tuple[tuple[int, ...], int]:
-        """Blocks and a slot. Raises NoRoom."""
-        if not (self.blocks.can_allocate(num_blocks) and self.slots.can_allocate(1)):
-            raise NoRoom(f"{num_blocks} KV blocks and a slot wanted, {self.blocks.num_free} and {self.slots.num_free} free")
-        return tuple(self.blocks.allocate(num_blocks)), self.slots.allocate(1)[0]
+    def take(self, lease_id: str, num_blocks: int, prefix: Prefix, *, may_share: bool) -> Grant:
+        """Blocks and a slot; may_share: what is kept of `prefix` first. Raises NoRoom."""
+        hit = self._kept.match_kv(prefix) if may_share else Hit()
+        holding = self._kept.take(prefix, hit, num_blocks) if self.slots.can_allocate(1) else None
+        if holding is None:
+            raise NoRoom(f"{num_blocks} KV blocks and a slot wanted, {self.num_free} and {self.slots.num_free} free")
+        self._holdings[lease_id] = holding
+        return Grant(holding.block_ids, self.slots.allocate(1)[0], len(hit.path))
 
-    def take_blocks(self, count: int) -> tuple[int, ...]:
-        """Raises NoRoom."""
-        if not self.blocks.can_allocate(count):
-            raise NoRoom(f"{count} KV blocks wanted, {self.blocks.num_free} free")
-        return tuple(self.blocks.allocate(count))
+    def take_blocks(self, lease_id: str, count: int) -> tuple[int, ...]:
+        """For a sequence that grows. Raises NoRoom."""
+        taken = self._kept.grow(self._holdings[lease_id], count)
+        if taken is None:
+            raise NoRoom(f"{count} KV blocks wanted, {self.num_free} free")
+        return taken
+
+    def keep(self, lease: Lease) -> None:
+        """Its record was verified, so its prompt's keys and values are final: later prompts may share the full blocks."""
+        holding = self._holdings[lease.id]
+        self._kept.commit(holding, len(lease.request.tokens))
+        if holding.path:
+            self._kept_index.note(holding.path[-1])
+
+    def kept(self) -> KeptIndex:
+        """For routers."""
+        return self._kept_index.index()
 
     def free(self, lease: Lease) -> None:
         """All that it holds; the inverse of what it took."""
-        self.blocks.free(lease.block_ids)
+        if (holding := self._holdings.pop(lease.id, None)) is not None:
+            self._kept.release(holding)
         self.slots.free(lease.slots)
 
     def check(self, live: Sequence[Lease]) -> list[str]:
         """What does not sum: an index neither free nor held, or held twice. Empty when all is well."""
-        held_blocks = [block for lease in live for block in lease.block_ids]
+        kept = self._kept.block_ids()
+        own_blocks = [block for lease in live for block in lease.block_ids if block not in kept]
         held_slots = [slot for lease in live for slot in lease.slots]
-        wrong = [f"block {index}" for index in self.blocks.check(held_blocks)]
+        wrong = [f"block {index}" for index in self.blocks.check([*kept, *own_blocks])]
+        wrong += [name for name in self._kept.check(self._holdings.values()) if name not in wrong]
         return wrong + [f"slot {index}" for index in self.slots.check(held_slots)]
 
 

@@ -98,6 +98,8 @@ class Lease:
     epoch: of the decode worker's life. nonce: random, says that a record belongs to this very grant. block_ids: for the
     prompt first, growth after; none, and slot `NO_SLOT`, while it is swapped. expires_at: on the table's clock; moved on
     by every sign of life of the writer. writer_finished: the writer has said that it sent its record and will write no more.
+    num_held: leading blocks that held the prompt's keys and values when it was reserved; others may have them too, and nobody
+    writes them.
     """
 
     id: str
@@ -113,6 +115,7 @@ class Lease:
     history: tuple[Transition, ...]
     writer_finished: bool = False
     claim: Claim = Claim()
+    num_held: int = 0
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -38,7 +38,8 @@ class TransferPlan:
     """The pairing of one sequence's blocks and slot on both sides.
 
     local, remote: layouts of equal digest. local_blocks, remote_blocks: `[blocks of the prompt]`, position i is block i of
-    the sequence. local_slot, remote_slot: its state slots.
+    the sequence. local_slot, remote_slot: its state slots. num_held: leading blocks that the other side has already; they
+    may belong to others there too, and must not be written.
     """
 
     local: CacheLayout
@@ -47,15 +48,21 @@ class TransferPlan:
     remote_blocks: Indices
     local_slot: int
     remote_slot: int
+    num_held: int = 0
 
     @classmethod
     def build(
-        cls, local: CacheLayout, remote: CacheLayout, blocks: tuple[Sequence[int], Sequence[int]], slots: tuple[int, int]
+        cls,
+        local: CacheLayout,
+        remote: CacheLayout,
+        blocks: tuple[Sequence[int], Sequence[int]],
+        slots: tuple[int, int],
+        num_held: int = 0,
     ) -> TransferPlan:
         """`blocks`, `slots`: (local, granted).
 
         Raises:
-            HandoffRefused: what was granted cannot be: names `block_ids` or `slot`.
+            HandoffRefused: what was granted cannot be: names `block_ids`, `slot` or `num_held`.
             ValueError: the local indices are wrong.
         """
         local_blocks, remote_blocks = blocks
@@ -67,6 +74,8 @@ class TransferPlan:
             raise HandoffRefused(*problem)
         if len(remote_blocks) < len(local_blocks):
             raise HandoffRefused("block_ids", f"{len(remote_blocks)} blocks granted, {len(local_blocks)} needed")
+        if not 0 <= num_held <= len(local_blocks):
+            raise HandoffRefused("num_held", f"{num_held} blocks held of {len(local_blocks)}")
         return cls(
             local=local,
             remote=remote,
@@ -74,6 +83,7 @@ class TransferPlan:
             remote_blocks=np.asarray(remote_blocks[: len(local_blocks)], dtype=np.int32),
             local_slot=slots[0],
             remote_slot=slots[1],
+            num_held=num_held,
         )
 
     @property
@@ -93,8 +103,16 @@ class TransferPlan:
         return sum(self.local.state_layer_bytes.values())
 
     def kv_bytes(self, num_blocks: int) -> int:
-        """Bytes of `num_blocks` blocks over all attention layers."""
-        return num_blocks * sum(self.local.kv_layer_bytes.values())
+        """That travel of the first `num_blocks` blocks, over all attention layers."""
+        return max(0, num_blocks - self.num_held) * self._block_bytes
+
+    def held_bytes(self, num_blocks: int) -> int:
+        """Of the first `num_blocks` blocks, what need not travel."""
+        return min(num_blocks, self.num_held) * self._block_bytes
+
+    @property
+    def _block_bytes(self) -> int:
+        return sum(self.local.kv_layer_bytes.values())
 
     def kv(self, layer: int, numbers: NDArray[np.int64]) -> Part:
         """Blocks `numbers` (positions in the sequence's block table) of one attention layer."""
@@ -117,7 +135,7 @@ class TransferPlan:
 
 
 class Coverage:
-    """What of a plan was handed out. Every item goes at most once, and after `rest` exactly once."""
+    """What of a plan was handed out. Every item goes at most once, and after `rest` exactly once; held blocks never go."""
 
     def __init__(self, plan: TransferPlan) -> None:
         self.plan = plan
@@ -138,7 +156,7 @@ class Coverage:
                 raise ValueError(f"layer {layer} keeps no KV")
             if self._kv_sent[layer][start_block:stop_block].any():
                 raise ValueError(f"layer {layer}: a block of {start_block} … {stop_block} was pushed before")
-        numbers = np.arange(start_block, stop_block)
+        numbers = np.arange(max(start_block, self.plan.num_held), stop_block)
         return self._take_kv(wanted, dict.fromkeys(wanted, numbers))
 
     def state(self, layer: int) -> Part:
@@ -158,7 +176,8 @@ class Coverage:
             raise ValueError(f"{num_blocks} blocks are needed, the plan has {self.plan.num_blocks}")
         if any(sent[num_blocks:].any() for sent in self._kv_sent.values()):
             raise ValueError(f"a block past the first {num_blocks} was pushed")
-        left = {layer: np.flatnonzero(~sent[:num_blocks]) for layer, sent in self._kv_sent.items()}
+        held = self.plan.num_held
+        left = {layer: held + np.flatnonzero(~sent[held:num_blocks]) for layer, sent in self._kv_sent.items()}
         parts = list(self._take_kv(self.plan.kv_layers, left))
         return parts + [self.state(layer) for layer in tuple(self._state_left)]
 

@@ -184,7 +184,7 @@ class Receiver:
             fingerprint=self.identity.fingerprint,
             layout_digest=self.layout.digest,
             num_positions=num_positions,
-            kv_bytes=specs.blocks_for(num_positions) * specs.block_bytes,
+            kv_bytes=(specs.blocks_for(num_positions) - lease.num_held) * specs.block_bytes,
             state_bytes=specs.slot_bytes,
             vocab_size=self.identity.vocab_size,
             state_checksum=lambda: slot_checksum(self.memory, lease.slot),

@@ -116,7 +116,8 @@ class Sender:
         if self._ended is not None:
             raise TransferFailed(self._ended)
         remote = self._peers.layout(grant.peer_id)
-        plan = TransferPlan.build(self._layout, remote, (local_block_ids, grant.block_ids), (local_slot, grant.slot))
+        blocks, slots = (local_block_ids, grant.block_ids), (local_slot, grant.slot)
+        plan = TransferPlan.build(self._layout, remote, blocks, slots, grant.num_held)
         outgoing = Outgoing(grant, plan, request_id, attempt)
         self.post(outgoing, ())
         return Handoff(outgoing, self._memory.specs, self, overlap=self._config.overlap)

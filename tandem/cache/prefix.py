@@ -6,6 +6,8 @@ recurrent and convolution state at its last position. A prompt can start only wh
 
 A prompt pins a path from the root. What nobody pins may be evicted: the least recently used first, and of one path the
 deepest first, so every node's ancestors are always there. With a node its checkpoint goes; a checkpoint may also go alone.
+
+Where states come from elsewhere (on a decode worker) keys and values are of use alone: `match_kv` hits without checkpoints.
 """
 
 from __future__ import annotations
@@ -67,14 +69,17 @@ class Holding:
 
 
 class PrefixCache:
-    """blocks: the pool, shared with nobody else. slots: those that checkpoints may use; none turns the cache off: nothing is
-    ever kept, and nothing hits. For one thread.
+    """blocks: the pool, shared with nobody else. slots: those that checkpoints may use; none turns the cache off, nothing is
+    ever kept and nothing hits, unless it `keeps_kv_alone`. For one thread at a time.
 
     `take` and `release` are exact inverses. Of a `Hit`, what was not pinned by `take` is good until the next call here.
     """
 
-    def __init__(self, blocks: IndexPool, slots: Sequence[int], block_size_tokens: int) -> None:
+    def __init__(
+        self, blocks: IndexPool, slots: Sequence[int], block_size_tokens: int, *, keeps_kv_alone: bool = False
+    ) -> None:
         self._blocks = blocks
+        self._keeps_kv_alone = keeps_kv_alone
         self._block_size = block_size_tokens
         self._all_slots = tuple(slots)
         self._free_slots = list(reversed(self._all_slots))
@@ -86,10 +91,11 @@ class PrefixCache:
         self._numbers = itertools.count()
         self._num_unpinned = 0
         self.version = 0
+        self.num_evicted = 0
 
     @property
     def is_on(self) -> bool:
-        return bool(self._all_slots)
+        return bool(self._all_slots) or self._keeps_kv_alone
 
     @property
     def num_unpinned(self) -> int:
@@ -122,6 +128,18 @@ class PrefixCache:
                 best = Hit(full.num_tokens, tuple(path), None, full.slot)
         return Hit(best.num_tokens, best.path, best.partial, best.slot, len(path) * self._block_size)
 
+    def match_kv(self, prefix: Prefix) -> Hit:
+        """The full blocks on this prompt's path, up to its end, with or without checkpoints."""
+        path: list[Node] = []
+        if self._nodes:
+            for number, name in enumerate(prefix.names):
+                node = self._nodes.get(name)
+                if node is None or node.tokens != prefix.block(number):
+                    break
+                path.append(node)
+        num_tokens = len(path) * self._block_size
+        return Hit(num_tokens, tuple(path), num_kv_tokens=num_tokens)
+
     def take(self, prefix: Prefix, hit: Hit, num_blocks: int) -> Holding | None:
         """Pin what was hit and allocate the rest of `num_blocks`, evicting if need be. None: there is no room, nothing changed.
 
@@ -144,6 +162,15 @@ class PrefixCache:
     def can_allocate(self, count: int) -> bool:
         return count <= self._blocks.num_free + self._num_unpinned
 
+    def grow(self, holding: Holding, count: int) -> tuple[int, ...] | None:
+        """So many blocks more, which are nobody else's. None: there is no room, nothing changed."""
+        if not self.can_allocate(count):
+            return None
+        taken = tuple(self._allocate(count))
+        holding.block_ids += taken
+        holding.private.update(taken)
+        return taken
+
     def release(self, holding: Holding) -> None:
         """Nothing reads or writes its blocks any more. What was committed stays cached, the rest is free."""
         if holding.last is not None:
@@ -161,6 +188,7 @@ class PrefixCache:
         """The first `num_tokens` positions are final in the blocks: others may share the full ones from now on.
 
         Where another prompt was first, its block is the one that is shared; this prompt keeps using its own, and pins both.
+        A cache that keeps KV alone goes no further there: what a prompt pins are then its own blocks, never more.
         """
         if not self.is_on:
             return
@@ -175,7 +203,7 @@ class PrefixCache:
                     name, prefix.name_of(number), parent, False, prefix.block(number), end, block_id
                 )
                 self._adopt(node, holding)
-            elif node.tokens != prefix.block(number):
+            elif node.tokens != prefix.block(number) or self._keeps_kv_alone:
                 return
             self._pin([node])
             holding.path.append(node)
@@ -203,6 +231,14 @@ class PrefixCache:
     def newest(self, count: int) -> list[Node]:
         """Up to `count` nodes with checkpoints, the most recently used first."""
         return list(itertools.islice(reversed(self._checkpoints.values()), count))
+
+    def holds(self, name: bytes) -> bool:
+        """Whether the full block of that name is there, and so all before it."""
+        return name in self._nodes
+
+    def block_ids(self) -> set[int]:
+        """Of all nodes: what is shared, or kept."""
+        return {node.block_id for node in (*self._nodes.values(), *(n for some in self._all_partials() for n in some))}
 
     def check(self, holdings: Iterable[Holding]) -> list[str]:
         """Names ("block 7", "slot 3") of what does not sum while these are all the holdings. Empty when all is well."""
@@ -325,6 +361,7 @@ class PrefixCache:
         assert node.pins == 0, "evicted while pinned"
         assert node.num_children == 0, "evicted before what stands on it"
         self._detach(node)
+        self.num_evicted += 1
         self._num_unpinned -= 1
         self._blocks.free((node.block_id,))
         node.block_id = -1

@@ -28,6 +28,7 @@ from transfer.handoff import Outgoing
 from transfer.lease import LeaseTable
 from transfer.lease_state import Lease, LeaseState
 from transfer.outgoing_state import OutgoingState
+from transfer.plan import TransferPlan
 from transfer.record import Expectation, HandoffRecord
 from transfer.sender import Sender
 
@@ -75,8 +76,8 @@ def _attempt_numbers_ignored() -> AbstractContextManager[object]:
     """A decode worker takes every attempt of a request for the first."""
     reserve = LeaseTable.reserve
 
-    def same(self: LeaseTable, request: Any, attempt: int, router_id: str, writer_id: str) -> Lease:
-        return reserve(self, request, 1, router_id, writer_id)
+    def same(self: LeaseTable, request: Any, attempt: int, router_id: str, writer_id: str, **named: Any) -> Lease:
+        return reserve(self, request, 1, router_id, writer_id, **named)
 
     return mock.patch.object(LeaseTable, "reserve", same)
 
@@ -226,10 +227,34 @@ def _growth_into_quarantine() -> AbstractContextManager[object]:
         for other in self.all_live():
             if other.state is LeaseState.QUARANTINED and other.block_ids:
                 self._live[other.id] = dataclasses.replace(other, block_ids=other.block_ids[:-1])
+                self._memory._holdings[other.id].private.discard(other.block_ids[-1])
                 self._memory.blocks.free(other.block_ids[-1:])
         return grow(self, lease_id, epoch, num_blocks)
 
     return mock.patch.object(LeaseTable, "grow", greedy)
+
+
+def _shared_before_it_is_there() -> AbstractContextManager[object]:
+    """A prompt's blocks are shared as soon as they are reserved."""
+    reserve = LeaseTable.reserve
+
+    def eager(self: LeaseTable, *args: Any, **named: Any) -> Lease:
+        lease = reserve(self, *args, **named)
+        with self._lock:
+            self._memory.keep(lease)
+        return lease
+
+    return mock.patch.object(LeaseTable, "reserve", eager)
+
+
+def _held_blocks_are_written() -> AbstractContextManager[object]:
+    """The writer sends what the reader holds already."""
+    build = TransferPlan.build
+
+    def whole(*args: Any) -> TransferPlan:
+        return build(*args[:4])
+
+    return mock.patch.object(TransferPlan, "build", whole)
 
 
 def _evicted_forgets_its_newest_block() -> AbstractContextManager[object]:
@@ -283,6 +308,7 @@ _LATE_ORDERS = (Cut(0.05, _PREFILL, _DECODE, 2.0), Kill(0.6, "prefill", 0), Cut(
 _TORN = tuple(Reset(0.1 + 0.03 * place, _PREFILL, _DECODE) for place in range(30))
 _HUNG = Faults(delay_s=(0.0, 0.4), write_hangs=0.15, hang_s=4.0)
 _PRESSED = Scenario(0, blocks={"prefill": 48, "decode": 24}, overcommit=20.0, asks=_asks(6, 8, 60))
+_ALIKE = tuple(Ask(0.05 * place, (*range(20), place), 8) for place in range(1, 9))
 _TWO_DEATHS = (Kill(0.4, "prefill", 0), Kill(0.6, "prefill", 1))
 
 MUTATIONS: dict[str, Mutation] = {
@@ -338,6 +364,10 @@ MUTATIONS: dict[str, Mutation] = {
         _MEMORY,
         dataclasses.replace(_PRESSED, asks=(*_asks(4, 8, 40), *_asks(6, 40, 4, leaves_after_s=0.15)), faults=_SLOW),
     ),
+    "shared before it is there": Mutation(
+        _shared_before_it_is_there, f"{_MEMORY}|{_ANSWER}", Scenario(0, num_prefill=2, asks=_ALIKE, faults=_SLOW)
+    ),
+    "held blocks are written": Mutation(_held_blocks_are_written, _MEMORY, Scenario(0, asks=_ALIKE, faults=_SLOW)),
     "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER, Scenario(0, asks=_asks(6))),
 }
 """By what the rule is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.simulation.clients import Client
 from tests.simulation.cluster import Cluster, Front
@@ -155,7 +156,8 @@ def _what_is_left(cluster: Cluster) -> list[str]:
 
 def _held_by(worker: WorkerProcess) -> list[str]:
     engine, held = worker.engine, worker.worker.pool_mismatches()
-    num_blocks = worker.worker._loop._memory.num_blocks_held if worker.role == "prefill" else engine.blocks.num_used
+    inside: Any = worker.worker
+    num_blocks = inside._loop._memory.num_blocks_held if worker.role == "prefill" else inside._leases.num_blocks_used()
     if num_blocks or engine.slots.num_used:
         held.append(f"{num_blocks} blocks and {engine.slots.num_used} slots are in use")
     if not worker.worker._thread.is_alive() or not worker.worker.is_alive:

@@ -21,7 +21,8 @@ _MAY_BE_WRITTEN = AWAITED_STATES | {LeaseState.QUARANTINED}
 class Watch:
     """The invariant: no block and no slot is ever writable by two leases at once.
 
-    - A write lands only in memory of the very lease that it was granted for, while that lease waits for its writer.
+    - A write lands only in memory of the very lease that it was granted for, while that lease waits for its writer, and that
+      no other lease shares.
     - It reads only from memory of the prompt that it was posted for.
     - Memory is granted only when no write of another lease can still land in it.
     """
@@ -82,10 +83,14 @@ class Watch:
         where = f"{landing.target}: a write of lease {landing.tag} landed in {kind} {index}"
         if not owners:
             self._world.complain(f"{where}, which is free")
+        elif len(owners) > 1:
+            self._world.complain(f"{where}, which leases {', '.join(owner.id for owner in owners)} share")
         elif owners[0].id != landing.tag:
             self._world.complain(f"{where}, which is lease {owners[0].id}'s")
         elif owners[0].state not in _MAY_BE_WRITTEN:
             self._world.complain(f"{where}, whose lease is {owners[0].state.value}")
+        elif kind == "kv" and index in owners[0].block_ids[: owners[0].num_held]:
+            self._world.complain(f"{where}, which was held and is shared")
         self._check_source(landing)
 
     def _check_source(self, landing: Landing) -> None:

@@ -64,7 +64,7 @@ def lease_table(
 
 
 def grant_of(lease: Lease, peer_id: str = "d") -> LeaseGrant:
-    return LeaseGrant(peer_id, lease.id, lease.epoch, lease.nonce, lease.block_ids, lease.slot)
+    return LeaseGrant(peer_id, lease.id, lease.epoch, lease.nonce, lease.block_ids, lease.slot, lease.num_held)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class DecodeSide:
         self.memory = memory_of()
         self.layout = CacheLayout.of(self.memory)
         self.agent.register(group_tensors(self.memory), self.layout)
-        self.leases = lease_table(self.clock, ttl_s=self.ttl_s)
+        self.leases = lease_table(self.clock, ttl_s=self.ttl_s, policy=AdmissionPolicy(keep_prefixes=True))
         self.receiver = Receiver(
             agent=self.agent,
             memory=self.memory,
@@ -132,8 +132,9 @@ class Pair:
         self.sender.step()
         self.decode.receiver.step()
 
-    def reserve(self, num_prompt: int = 10, request_id: str = "r", attempt: int = 1) -> Lease:
-        return self.decode.leases.reserve(request(num_prompt, request_id=request_id), attempt, "router", "p")
+    def reserve(self, num_prompt: int = 10, request_id: str = "r", attempt: int = 1, *, may_share: bool = False) -> Lease:
+        asked = request(num_prompt, request_id=request_id)
+        return self.decode.leases.reserve(asked, attempt, "router", "p", may_share=may_share)
 
     def handoff(self, lease: Lease, blocks: tuple[int, ...] = (3, 9, 5), slot: int = 2) -> None:
         """A whole hand-off in two chunks, states at the end."""

@@ -493,15 +493,19 @@ def test_many_threads_neither_lose_nor_share_memory() -> None:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Any order of calls, true or stale: memory always sums, is never shared, and is not reused under a writer."""
+    """Any order of calls, true or stale: memory always sums, nothing that is written is shared, and none is reused under a
+    writer."""
 
     known: Bundle[Lease] = Bundle("known")
+    policy = AdmissionPolicy(overcommit=3.0)
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock(100.0)
-        self.leases = lease_table(self.clock, 12, 3, policy=AdmissionPolicy(overcommit=3.0))
+        self.leases = lease_table(self.clock, 12, 3, policy=self.policy)
         self.ids: list[str] = []
+        # Of each block: the number of the prompts' block that it holds whole (all prompts begin alike), or nothing of use.
+        self.content: dict[int, int | None] = {}
         # Leases whose writer may still write: granted, and neither confirmed quiet, nor dead, nor finished with a record.
         self.may_write: dict[str, Lease] = {}
         self.lives = {"p": 0, "q": 0}  # of each writer: ids are never used again
@@ -519,26 +523,34 @@ class LeaseMachine(RuleBasedStateMachine):
         max_new_tokens=st.sampled_from([1, 4, 18]),
         writer=st.sampled_from(["p", "q"]),
         is_late=st.booleans(),
+        is_new=st.booleans(),
     )
-    def reserve(self, request_id: int, num_prompt: int, max_new_tokens: int, writer: str, is_late: bool) -> Lease:
+    def reserve(self, request_id: int, num_prompt: int, max_new_tokens: int, writer: str, is_late: bool, is_new: bool) -> Lease:
+        """is_new: its writer can leave out blocks that are held."""
         key = f"r{request_id}-{len(self.ids) // 8}"
         life = max(0, self.lives[writer] - is_late)
         try:
             asked = request(num_prompt, max_new_tokens, key)
-            lease = self.leases.reserve(asked, 1, "router", f"{writer}-{life}")
+            lease = self.leases.reserve(asked, 1, "router", f"{writer}-{life}", may_share=is_new)
         except (NoRoom, LeaseLost):
             return replace(DUMMY, id="none")
-        assert lease.writer_id in (f"{writer}-{life}" for writer, life in self.lives.items())
         if lease.id not in self.ids:
+            assert lease.writer_id in (f"{writer}-{life}" for writer, life in self.lives.items())
             self.ids.append(lease.id)
             self.may_write[lease.id] = lease
             self._is_out_of_reach(lease)
+            self._holds_nothing(lease.block_ids[lease.num_held :])
         return lease
 
     def _is_out_of_reach(self, granted: Lease) -> None:
         """Of every writer but its own."""
-        held = [other for other in self.may_write.values() if other.id != granted.id]
-        assert not any(set(other.block_ids) & set(granted.block_ids) or other.slot == granted.slot for other in held)
+        for other in self.may_write.values():
+            if other.id != granted.id:
+                assert not set(other.block_ids[other.num_held :]) & set(granted.block_ids)
+                assert other.slot != granted.slot
+
+    def _holds_nothing(self, block_ids: tuple[int, ...]) -> None:
+        self.content.update(dict.fromkeys(block_ids))
 
     @rule(lease=known)
     def write_seen(self, lease: Lease) -> None:
@@ -547,7 +559,10 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(lease=known)
     def record(self, lease: Lease) -> None:
         self.may_write.pop(lease.id, None)
-        self._act("verified", lease, EPOCH)
+        with contextlib.suppress(LeaseLost):
+            verified = self.leases.verified(lease.id, EPOCH)
+            num_full = len(verified.request.tokens) // BLOCK
+            self.content.update({block: number for number, block in enumerate(verified.block_ids[:num_full])})
 
     @rule(lease=known)
     def run(self, lease: Lease) -> None:
@@ -556,7 +571,10 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(lease=known, count=st.integers(0, 12))
     def grow(self, lease: Lease, count: int) -> None:
         with contextlib.suppress(NoRoom, LeaseLost):
-            self._is_out_of_reach(self.leases.grow(lease.id, EPOCH, count))
+            before = self.leases.get(lease.id, EPOCH).block_ids
+            grown = self.leases.grow(lease.id, EPOCH, count)
+            self._is_out_of_reach(grown)
+            self._holds_nothing(grown.block_ids[len(before) :])
 
     @rule(lease=known)
     def swap_out(self, lease: Lease) -> None:
@@ -565,7 +583,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(lease=known, count=st.integers(0, 12))
     def swap_in(self, lease: Lease, count: int) -> None:
         with contextlib.suppress(NoRoom, LeaseLost):
-            self._is_out_of_reach(self.leases.swap_in(lease.id, EPOCH, count))
+            back = self.leases.swap_in(lease.id, EPOCH, count)
+            self._is_out_of_reach(back)
+            self._holds_nothing(back.block_ids)
 
     @rule(lease=known)
     def release(self, lease: Lease) -> None:
@@ -598,11 +618,14 @@ class LeaseMachine(RuleBasedStateMachine):
         self._act("writer_quiet", lease, EPOCH, "stranger")
 
     @invariant()
-    def pools_sum_and_nothing_is_shared(self) -> None:
+    def pools_sum_and_nothing_is_shared_but_what_was_held(self) -> None:
         assert self.leases.check() == []
         live = [lease for i in self.ids if (lease := self.leases.get(i, EPOCH)).state in LIVE_STATES]
-        blocks = [block for lease in live for block in lease.block_ids]
+        blocks = [block for lease in live for block in lease.block_ids[lease.num_held :]]
         assert len(blocks) == len(set(blocks))
+        for lease in live:
+            held = lease.block_ids[: lease.num_held]
+            assert [self.content[block] for block in held] == list(range(len(held)))
         slots = [slot for lease in live for slot in lease.slots]
         assert len(set(slots)) == len(slots)
         away = [lease for lease in live if lease.state is S.SWAPPED]
@@ -620,3 +643,11 @@ class LeaseMachine(RuleBasedStateMachine):
 DUMMY = Lease("", EPOCH, b"", request(), 1, "router", "p", (), 0, 0.0, ())
 LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLeaseMachine = LeaseMachine.TestCase
+
+
+class SharingMachine(LeaseMachine):
+    policy = AdmissionPolicy(overcommit=3.0, keep_prefixes=True)
+
+
+SharingMachine.TestCase.settings = LeaseMachine.TestCase.settings
+TestSharingMachine = SharingMachine.TestCase

@@ -19,8 +19,10 @@ REMOTE = CacheLayout.of(memory_of(20, 5))
 KV_LAYERS = (2, 4)
 
 
-def plan_of(local_blocks: list[int], remote_blocks: list[int], slots: tuple[int, int] = (1, 3)) -> TransferPlan:
-    return TransferPlan.build(LOCAL, REMOTE, (local_blocks, remote_blocks), slots)
+def plan_of(
+    local_blocks: list[int], remote_blocks: list[int], slots: tuple[int, int] = (1, 3), num_held: int = 0
+) -> TransferPlan:
+    return TransferPlan.build(LOCAL, REMOTE, (local_blocks, remote_blocks), slots, num_held)
 
 
 def named(layout: CacheLayout, index: int) -> tuple[str, int]:
@@ -38,13 +40,24 @@ def pairs(parts: list[Part]) -> list[tuple[tuple[str, int], tuple[str, int]]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(num_positions=st.integers(1, 16 * BLOCK), seed=st.integers(0, 2**32), chunk=st.integers(1, 40), by_layer=st.booleans())
-def test_for_any_chunking_the_parts_cover_everything_once(num_positions: int, seed: int, chunk: int, by_layer: bool) -> None:
+@given(
+    num_positions=st.integers(1, 16 * BLOCK),
+    seed=st.integers(0, 2**32),
+    chunk=st.integers(1, 40),
+    by_layer=st.booleans(),
+    num_held=st.integers(0, 16),
+)
+def test_for_any_chunking_the_parts_cover_everything_once(
+    num_positions: int, seed: int, chunk: int, by_layer: bool, num_held: int
+) -> None:
+    """Everything but the blocks that are held already."""
+    num_held = min(num_held, num_positions // BLOCK)
     chance = random.Random(seed)
     num_blocks = SPECS.blocks_for(num_positions)
     local = chance.sample(range(16), num_blocks)
     remote = chance.sample(range(20), min(20, num_blocks + chance.randrange(3)))
-    coverage = Coverage(plan_of(local, remote))
+    plan = plan_of(local, remote, num_held=num_held)
+    coverage = Coverage(plan)
     parts: list[Part] = []
     done = 0
     for end in range(chunk, num_positions, chunk):
@@ -55,12 +68,14 @@ def test_for_any_chunking_the_parts_cover_everything_once(num_positions: int, se
     parts += [coverage.state(layer) for layer in SPECS_STATE_LAYERS if chance.random() < 0.5]
     parts += coverage.rest(num_blocks)
 
-    expected = [((f"kv.{layer}", local[i]), (f"kv.{layer}", remote[i])) for layer in KV_LAYERS for i in range(num_blocks)]
+    sent = range(num_held, num_blocks)
+    expected = [((f"kv.{layer}", local[i]), (f"kv.{layer}", remote[i])) for layer in KV_LAYERS for i in sent]
     expected += [
         ((f"{kind}.{layer}", 1), (f"{kind}.{layer}", 3)) for layer in SPECS_STATE_LAYERS for kind in ("conv", "recurrent")
     ]
     assert sorted(pairs(parts)) == sorted(expected)
-    assert sum(part.num_bytes for part in parts if part.kind == "kv") == num_blocks * SPECS.block_bytes
+    assert sum(part.num_bytes for part in parts if part.kind == "kv") == plan.kv_bytes(num_blocks)
+    assert plan.kv_bytes(num_blocks) + plan.held_bytes(num_blocks) == num_blocks * SPECS.block_bytes
     assert sum(part.num_bytes for part in parts if part.kind == "state") == SPECS.slot_bytes
     assert all(part.local.dtype == part.remote.dtype == np.int32 for part in parts)
 
