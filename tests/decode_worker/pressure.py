@@ -45,20 +45,21 @@ class Job:
 
 
 class Pair:
-    """engine: as `tandem.engine.Engine`. chunk_tokens: prompt tokens computed at once."""
+    """engine: as `tandem.engine.Engine`. chunk_tokens: prompt tokens computed at once. num_steps, num_evicting: decode steps so
+    far, and those for which somebody had to give way. num_held: blocks that reservations found there already."""
 
     def __init__(self, engine: Any, config: DecodeConfig, chunk_tokens: int = 1 << 20) -> None:
         self.engine = engine
         self.config = config
         self.clock = FakeClock()
-        policy = AdmissionPolicy(config.overcommit, config.batch_share)
+        policy = AdmissionPolicy(config.overcommit, config.batch_share, config.keep_prefixes)
         specs = engine.memory.specs
         self.leases = LeaseTable(engine.blocks, engine.slots, specs, self.clock, 60.0, EPOCH, policy)
         self.hub = _Hub()
         self.loop = DecodeLoop(engine, config, self.leases, self.hub, self.clock)  # type: ignore[arg-type]
-        self.num_turns = 0
+        self.num_turns = self.num_steps = self.num_evicting = 0
         self.chunk_tokens = chunk_tokens
-        self.most_running = 0
+        self.most_running = self.num_held = 0
 
     @property
     def evictions(self) -> Counter[Way]:
@@ -87,7 +88,10 @@ class Pair:
     def turn(self) -> None:
         self.num_turns += 1
         self.clock.advance(0.01)
+        num_events, num_evicted = len(self.hub.events), self.evictions.total()
         self.loop.turn(wait_s=0.0)
+        self.num_steps += any(event.tokens for event in self.hub.events[num_events:])
+        self.num_evicting += self.evictions.total() > num_evicted
         self.most_running = max(self.most_running, len(self.loop._running))
         assert self.leases.check() == []
 
@@ -98,17 +102,22 @@ class Pair:
     @property
     def is_whole(self) -> bool:
         host_bytes = int(self.config.swap_gib * 2**30)
-        nothing_used = self.engine.blocks.num_used == self.engine.slots.num_used == 0
+        nothing_used = self.leases.num_blocks_used() == self.engine.slots.num_used == 0
         return self.leases.check() == [] and nothing_used and self.loop._residency._free_host_bytes == host_bytes
 
     def _begin(self, job: Job) -> bool:
         """Reserve, compute the prompt into what was reserved, hand it over. False: there is no room."""
         request = replace(job.request, generated=tuple(job.tokens))
         try:
-            lease = self.leases.reserve(request, job.attempt, "router", "prefill-1")
+            lease = self.leases.reserve(request, job.attempt, "router", "prefill-1", may_share=True)
         except NoRoom:
             return False
+        held = list(lease.block_ids[: lease.num_held])
+        before = [kv[held].clone() for kv in self.engine.memory.kv.values()]
         first = self.prefill(request, lease)
+        for kv, kept in zip(self.engine.memory.kv.values(), before, strict=True):
+            kv[held] = kept  # it does not travel
+        self.num_held += lease.num_held
         job.tokens.append(first)
         if request.stop.finish_reason(len(job.tokens), first) is not None:
             self.leases.writer_quiet(lease.id, EPOCH, "prefill-1")

@@ -53,6 +53,8 @@ def pair(num_blocks: int = 12, num_slots: int = 4, config: DecodeConfig = OVERCO
     copies=st.sampled_from([0, 1, 3, 1000]),
     max_batch=st.integers(1, 8),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    beginnings=st.sampled_from([1, 2, 100]),
+    keep_prefixes=st.booleans(),
 )
 def test_whatever_the_pools_every_answer_is_right_and_ends(
     lengths: list[tuple[int, int, bool]],
@@ -62,23 +64,31 @@ def test_whatever_the_pools_every_answer_is_right_and_ends(
     copies: int,
     max_batch: int,
     seed: int | None,
+    beginnings: int,
+    keep_prefixes: bool,
 ) -> None:
-    """The pool holds the longest request and little more. copies: of short sequences, that host memory has room for."""
+    """The pool holds the longest request and little more. copies: of short sequences, that host memory has room for.
+    beginnings: so many prompts differ from each other; the others go on where one of them ends."""
     sampling = SamplingParams() if seed is None else SamplingParams(0.9, seed=seed)
     requests = [
-        Request(str(i), tuple((i + 3 * place) % 64 for place in range(prompt)), sampling, StopRules(new), kind_of(is_batch))
+        Request(str(i), prompt_of(i % beginnings, prompt), sampling, StopRules(new), kind_of(is_batch))
         for i, (prompt, new, is_batch) in enumerate(lengths)
     ]
     num_blocks = max(-(-r.max_total_tokens // BLOCK) for r in requests) + spare_blocks
     engine = DigestEngine(num_blocks, num_slots)
     swap_gib = copies * (engine.memory.specs.slot_bytes + 3 * engine.memory.specs.block_bytes) / 2**30
-    it = Pair(engine, DecodeConfig(max_batch=max_batch, overcommit=overcommit, swap_gib=swap_gib))
+    config = DecodeConfig(max_batch=max_batch, overcommit=overcommit, swap_gib=swap_gib, keep_prefixes=keep_prefixes)
+    it = Pair(engine, config)
     jobs = it.run(requests)
     assert [job.tokens for job in jobs] == [wanted(r) for r in requests]
     assert all(job.attempt <= 2 for job in jobs), "somebody was sent through prefill again twice"
     assert it.most_running <= max_batch
     if overcommit == 1.0:
         assert it.evictions.total() == 0
+
+
+def prompt_of(start: int, num_tokens: int) -> tuple[int, ...]:
+    return tuple((start + 3 * place) % 64 for place in range(num_tokens))
 
 
 def kind_of(is_batch: bool) -> ServiceClass:
@@ -216,10 +226,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return make(tmp_path_factory.mktemp("checkpoint") / "model", VARIANTS["equal heads"]).loaded
 
 
-def small_engine(model: LoadedModel) -> Engine:
-    specs = model.model.cache_specs(BLOCK_TOKENS)
-    memory = CacheMemory.allocate(specs, PoolSizes(NUM_BLOCKS, NUM_SLOTS))
-    pools = IndexPool(NUM_BLOCKS, "KV blocks"), IndexPool(NUM_SLOTS, "state slots")
+def small_engine(
+    model: LoadedModel, num_blocks: int = NUM_BLOCKS, num_slots: int = NUM_SLOTS, block_tokens: int = BLOCK_TOKENS
+) -> Engine:
+    specs = model.model.cache_specs(block_tokens)
+    memory = CacheMemory.allocate(specs, PoolSizes(num_blocks, num_slots))
+    pools = IndexPool(num_blocks, "KV blocks"), IndexPool(num_slots, "state slots")
     return Engine(model, memory, *pools, "cpu")
 
 
@@ -246,3 +258,31 @@ def test_64_concurrent_requests_in_pools_that_evict_all_the_time_give_the_refere
     jobs = it.run(crowd)
     assert [job.tokens for job in jobs] == alone
     assert it.evictions[Way.HOST if swap_gib else Way.PREFILL] > NUM_CONCURRENT // 3
+
+
+def brief(number: int, longest_prompt: int, answers: tuple[int, ...]) -> Request:
+    """Greedy or seeded, so short that a sequence holds a few positions only."""
+    prompt = tuple((11 * number + 5 * place) % 96 for place in range(1 + number % longest_prompt))
+    sampling = SamplingParams(0.9, seed=number) if number % 2 else SamplingParams()
+    return Request(f"brief-{number}", prompt, sampling, StopRules(answers[number % len(answers)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("swap_gib", "num_blocks", "longest_prompt", "answers", "share"),
+    [(0.0, 16, 4, (3,), 0.5), (1.0, 12, 2, (7, 8), 0.4)],
+    ids=["prefill again", "host memory"],
+)
+def test_64_requests_of_which_somebody_gives_way_in_most_steps_give_the_reference_tokens(
+    loaded: LoadedModel, swap_gib: float, num_blocks: int, longest_prompt: int, answers: tuple[int, ...], share: float
+) -> None:
+    """Blocks of one token, so that everybody needs one at every step. From host memory at most every second step can evict:
+    whoever comes back is let make a step first, one comes back in a step, and nobody new begins meanwhile."""
+    requests = [brief(number, longest_prompt, answers) for number in range(NUM_CONCURRENT)]
+    engine = small_engine(loaded, num_blocks, NUM_CONCURRENT, block_tokens=1)
+    it = Pair(engine, DecodeConfig(overcommit=100.0, swap_gib=swap_gib))
+    jobs = it.run(requests)
+    reference = ColocatedEngine(loaded, CacheConfig(block_size_tokens=BLOCK_TOKENS), chunk_tokens=64, max_batch=1)
+    assert [job.tokens for job in jobs] == [reference.generate([r])[0] for r in requests]
+    assert it.num_evicting > share * it.num_steps
+    assert set(+it.evictions) == {Way.HOST if swap_gib else Way.PREFILL}
