@@ -52,6 +52,8 @@ class DecodeWorker:
         self._hub: SessionHub[pb.DecodeEvents] = SessionHub(pb.DecodeEvents)
         self._report = Reporter(self._hub)
         clock = MonotonicClock()
+        # Where answers are to be the same to the last bit, nothing of a tile that prefill could not fill is shared.
+        whole_tokens = 1 if config.prefill.checkpoint_ends else engine.tile_tokens
         self._leases = LeaseTable(
             blocks=engine.blocks,
             slots=engine.slots,
@@ -59,7 +61,9 @@ class DecodeWorker:
             clock=clock,
             ttl_s=config.decode.lease_ttl_s,
             epoch=secrets.randbits(63),
-            policy=AdmissionPolicy(config.decode.overcommit, config.decode.batch_share, config.decode.keep_prefixes),
+            policy=AdmissionPolicy(
+                config.decode.overcommit, config.decode.batch_share, config.decode.keep_prefixes, whole_tokens
+            ),
             fingerprint=engine.loaded.fingerprint,
         )
         self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock)

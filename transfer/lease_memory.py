@@ -20,11 +20,12 @@ __all__ = ["AdmissionPolicy", "Grant", "LeaseMemory", "claim_of"]
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """overcommit, batch_share, keep_prefixes: see `DecodeConfig`."""
+    """overcommit, batch_share, keep_prefixes: see `DecodeConfig`. whole_tokens: prompts are kept up to a multiple of it."""
 
     overcommit: float = 1.0
     batch_share: float = 0.75
     keep_prefixes: bool = False
+    whole_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ class LeaseMemory:
     def keep(self, lease: Lease) -> None:
         """Its record was verified, so its prompt's keys and values are final: later prompts may share the full blocks."""
         holding = self._holdings[lease.id]
-        self._kept.commit(holding, len(lease.request.tokens))
+        whole = self._policy.whole_tokens
+        self._kept.commit(holding, len(lease.request.tokens) // whole * whole)
         if holding.path:
             self._kept_index.note(holding.path[-1])
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.clock import FakeClock
 from tandem.errors import HandoffRefused
-from tests.transfer.helpers import BLOCK, EPOCH, SPECS, Pair, fill, grant_of, sequence_bytes
+from tests.transfer.helpers import BLOCK, EPOCH, SPECS, Pair, fill, grant_of, lease_table, request, sequence_bytes
 from transfer.handoff import HandoffResult
+from transfer.lease_memory import AdmissionPolicy
 from transfer.lease_state import Lease
 
 PROMPT = 2 * BLOCK + 2
@@ -97,6 +99,16 @@ def test_a_grant_that_holds_more_than_the_prompt_is_refused() -> None:
     lease = pair.reserve(PROMPT, "r")
     with pytest.raises(HandoffRefused, match="num_held"):
         pair.sender.begin(replace(grant_of(lease), num_held=4), "r", 1, (3, 9, 5), 2)
+
+
+def test_where_every_bit_counts_nothing_of_a_tile_that_is_not_full_is_shared() -> None:
+    for whole_tokens, num_held in ((1, 3), (2 * BLOCK, 2)):
+        policy = AdmissionPolicy(keep_prefixes=True, whole_tokens=whole_tokens)
+        leases = lease_table(FakeClock(), policy=policy)
+        first = leases.reserve(request(3 * BLOCK + 1, request_id="first"), 1, "router", "p", may_share=True)
+        leases.verified(first.id, EPOCH)
+        again = leases.reserve(request(3 * BLOCK + 1, request_id="again"), 1, "router", "p", may_share=True)
+        assert again.num_held == num_held
 
 
 def test_kept_blocks_are_free_for_whoever_needs_them() -> None:
