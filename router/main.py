@@ -31,14 +31,13 @@ from tandem.config import RouterConfig
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
 from tandem.rpc import bind, create_internal_channel
+from tandem.tracing import make_tracer
 from tandem.trust import Certificates, Trust
 from tandem.v1 import worker_pb2_grpc
 
 __all__ = ["Ports", "run_router", "serve"]
 
 log = logging.getLogger(__name__)
-
-_GRACE_S = 10.0
 
 
 class Ports(NamedTuple):
@@ -63,13 +62,16 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
 
     fleet = Fleet(table, connect, tokenizer_loader(config.model))
     callers = Callers.load(config.api_keys_file)
-    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=callers, measures=measures)
+    tracer = make_tracer(config.tracing, "router", router_id)
+    clock = MonotonicClock()
+    pipeline = Pipeline(config, table, lambda: fleet.model, clock, callers=callers, measures=measures, tracer=tracer)
     reporter = HealthReporter(table)
     await reporter.start()
     controller = create_internal_channel(controller_address, trust)
     control, operators = worker_pb2_grpc.ControlStub(controller), frozenset(config.operators.replace(",", " ").split())
     operations = OperationsService(pipeline, fleet, table, control, operators)
-    server = build_server(InferenceService(pipeline, fleet), operations, reporter, config.max_message_bytes)
+    services = InferenceService(pipeline, fleet), operations
+    server = build_server(*services, reporter, config.max_message_bytes, config.connection_age_s)
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
     bounds = config.client_timeout_s, config.max_connections
@@ -81,15 +83,16 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
         try:
             await _first(stop.wait(), following)
             await reporter.stop()
-            log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
+            log.info("stopping: no new requests; those that run have %.0f s", config.grace_s)
             # Shielded: a stop that is cut short by another is in order, one that is cancelled is told as an error by gRPC.
-            await _first(asyncio.shield(_stop(server, http, _GRACE_S)), hurry.wait())
+            await _first(asyncio.shield(_stop(server, http, config.grace_s)), hurry.wait())
         finally:
             following.cancel()
             await _stop(server, http, 0.0)
             await asyncio.wait([following])
             await fleet.close()
             await controller.close()
+            await asyncio.to_thread(tracer.close)
 
 
 def run_router(config: RouterConfig, controller_address: str) -> int:
