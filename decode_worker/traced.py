@@ -30,7 +30,7 @@ class DecodeTraces:
         verified_s = moments.get(LeaseState.VERIFIED)
         if not lease.request.trace or verified_s is None:
             return
-        own = {
+        own: dict[str, str | int | float | bool] = {
             "tandem.request_id": lease.request.request_id,
             "tandem.attempt": lease.attempt,
             "tandem.prefill_worker": lease.writer_id,

@@ -31,7 +31,7 @@ class PrefillTraces:
         """The record is on its way to `peer_id`."""
         if not task.request.trace:
             return
-        attributes = {
+        attributes: dict[str, str | int | float | bool] = {
             "tandem.decode_worker": peer_id,
             "tandem.kv_bytes": result.kv_bytes,
             "tandem.state_bytes": result.state_bytes,

@@ -119,7 +119,8 @@ def require_tracing(tracing: TracingConfig) -> None:
 
 def read_context(headers: Iterable[tuple[str, str | bytes]]) -> TraceContext:
     """The client's W3C trace context from gRPC metadata or HTTP headers, names in lower case. One that is broken is as none."""
-    parents, states = [], []
+    parents: list[str] = []
+    states: list[str] = []
     for name, value in headers:
         if name in ("traceparent", "tracestate") and isinstance(value, str):
             (parents if name == "traceparent" else states).append(value)

@@ -57,7 +57,7 @@ async def test_without_room_elsewhere_the_pool_is_smaller_and_says_why() -> None
     await cluster.controller.wait_ready(1, 1)
     await cluster.controller.drain_node(HERE)
     await until(lambda: not cluster.states())
-    assert cluster.controller.overview().pools["decode"].reason == "1 wanted, nodes offer 0 units"
+    await until(lambda: cluster.controller.overview().pools["decode"].reason == "1 wanted, nodes offer 0 units")
     await cluster.controller.uncordon(HERE)
     await cluster.controller.wait_ready(1, 1)
     assert cluster.told(EventKind.UNCORDONED) == [f"{HERE} may have workers again"]
