@@ -18,7 +18,7 @@ class DecodeTraces:
 
     def finished(self, sequence: RunningSequence, reason: FinishReason) -> None:
         """Its last token is drawn."""
-        num_tokens = sequence.num_generated - len(sequence.lease.request.generated)
+        num_tokens = sequence.num_generated - len(sequence.lease.request.generated) - 1  # the first is prefill's
         self._over(sequence.lease, {"tandem.finish_reason": reason.value, "gen_ai.usage.output_tokens": num_tokens})
 
     def ended(self, lease: Lease) -> None:
