@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import grpc.aio
@@ -23,21 +24,24 @@ from router.membership import follow
 from router.operations import OperationsService
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, build_server
-from router.state import WorkerTable
+from router.state import WORKER_STATES, WorkerTable
 from router.tokenizers import tokenizer_loader
-from router.worker import WorkerInfo
+from router.worker import DECODE, PREFILL, WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
+from tandem.request import Phase
 from tandem.rpc import bind, create_internal_channel
 from tandem.tracing import make_tracer
 from tandem.trust import Certificates, Trust
 from tandem.v1 import worker_pb2_grpc
 
-__all__ = ["Ports", "run_router", "serve"]
+__all__ = ["Ports", "requests_by_phase", "run_router", "serve", "workers_by_state"]
 
 log = logging.getLogger(__name__)
+
+_LASTING = (Phase.RECEIVED, Phase.QUEUED, Phase.PREFILLING, Phase.DECODING)
 
 
 class Ports(NamedTuple):
@@ -113,9 +117,23 @@ def _shown(table: WorkerTable, pipeline: Pipeline, measures: Measures) -> Iterat
     with contextlib.ExitStack() as hide:
         hide.callback(POOLS.add(lambda: _loads(table)))
         hide.callback(MEASURED.add(measures))
-        hide.callback(REQUESTS.add(lambda: {(phase,): count for phase, count in pipeline.num_by_phase.items()}))
-        hide.callback(WORKERS.add(lambda: Counter((entry.handle.info.role, entry.state) for entry in table.entries)))
+        hide.callback(REQUESTS.add(lambda: requests_by_phase(pipeline)))
+        hide.callback(WORKERS.add(lambda: workers_by_state(table)))
         yield
+
+
+def requests_by_phase(pipeline: Pipeline) -> Counter[tuple[str, ...]]:
+    """Every phase that lasts, also when no request is in it: an idle router is not one that is gone."""
+    held: Counter[tuple[str, ...]] = Counter({(phase.value,): 0 for phase in _LASTING})
+    held.update({(phase,): count for phase, count in pipeline.num_by_phase.items()})
+    return held
+
+
+def workers_by_state(table: WorkerTable) -> Counter[tuple[str, ...]]:
+    """Every pool and state."""
+    known: Counter[tuple[str, ...]] = Counter(dict.fromkeys(product((PREFILL, DECODE), WORKER_STATES), 0))
+    known.update((entry.handle.info.role, entry.state) for entry in table.entries)
+    return known
 
 
 def _loads(table: WorkerTable) -> Iterator[tuple[str, Load]]:

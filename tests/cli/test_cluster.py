@@ -181,6 +181,7 @@ def test_one_scrape_configuration_finds_all_and_every_query_has_an_answer(
         assert alerts_that_fire(it) == {}
         time.sleep(RATE_INTERVAL_S)  # until the last rate is 0: nothing else tells an idle cluster
         assert nans(it) == {}
+        assert alerts_that_fire(it) == {}
 
 
 def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:

@@ -19,11 +19,9 @@ DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 
 # Nothing is the answer of a cluster that is well.
 EMPTY_WHEN_HEALTHY = {
-    "failures: Workers not ready: {{pool}} {{state}}": "all workers are ready",
     "TandemPrefillPoolEmpty": "asks for the absence of ready workers",
     "TandemDecodePoolEmpty": "asks for the absence of ready workers",
     "TandemRoutersGone": "asks for the absence of routers",
-    "TandemWorkersLost": "no worker is lost",
 }
 
 

@@ -33,18 +33,18 @@ class Traced:
 
 
 async def test_each_attempt_has_its_span_with_what_ended_it_and_where() -> None:
-    it = Traced(2, 2, Script(lost_after={"d0": 2, "d1": 9}))
-    await it.bench.ask(prompt(max_new_tokens=8))
+    it = Traced(2, 2, Script(lost_after={"d0": 2, "d1": 2}))
+    await it.bench.ask(prompt(max_new_tokens=4))  # the second attempt ends with the token that its prefill worker draws
     attempts = [span for span in it.trace().spans if span.name == "tandem.attempt"]  # in the order in which they ended
     told = [dict(span.attributes or {}) for span in attempts]
     assert [attributes["tandem.attempt"] for attributes in told] == [1, 2]
-    assert [attributes["tandem.decode_worker"] for attributes in told] == ["d0", "d1"]
+    assert {attributes["tandem.decode_worker"] for attributes in told} == {"d0", "d1"}
     assert [attributes.get("error.type") for attributes in told] == ["WorkerLost", None]
-    assert told[0]["tandem.failed_at"] == "d0"
+    assert told[0]["tandem.failed_at"] == told[0]["tandem.decode_worker"]
     assert [attributes["tandem.resumed_tokens"] for attributes in told] == [0, 3]
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
     request = it.trace().attributes("tandem.request")
-    assert (request["tandem.attempts"], request["gen_ai.usage.output_tokens"]) == (2, 8)
+    assert (request["tandem.attempts"], request["gen_ai.usage.output_tokens"]) == (2, 4)
     assert it.names().count("tandem.queue") == 2
 
 
