@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -17,12 +18,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tandem.config import otlp_protocol
 from tandem.errors import ConfigError
 from tandem.trace_context import TraceContext
-from tandem.tracing import Attributes, Span
+from tandem.tracing import NO_ATTRIBUTES, Attributes, Span
 
 __all__ = ["OtelTracer"]
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-_FLUSH_MS = 2000
+_CLOSE_S = 2.0
 _NS = 1_000_000_000
 
 
@@ -51,18 +52,22 @@ class OtelTracer:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         return cls(provider)
 
-    def start(self, name: str, parent: TraceContext, attributes: Attributes = {}, *, is_server: bool = False) -> Span:  # noqa: B006
+    def start(
+        self, name: str, parent: TraceContext, attributes: Attributes = NO_ATTRIBUTES, *, is_server: bool = False
+    ) -> Span:
         kind = SpanKind.SERVER if is_server else SpanKind.INTERNAL
         return _OtelSpan(self._tracer.start_span(name, _context(parent), kind, attributes))
 
-    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = {}) -> None:  # noqa: B006
+    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = NO_ATTRIBUTES) -> None:
         if parent:
             began_ns = time.time_ns() - round((time.monotonic() - began_s) * _NS)
             self._tracer.start_span(name, _context(parent), SpanKind.INTERNAL, attributes, start_time=began_ns).end()
 
     def close(self) -> None:
-        self._provider.force_flush(_FLUSH_MS)
-        self._provider.shutdown()
+        """The exporter goes on trying for longer than a process may take to end."""
+        closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
 
 
 class _OtelSpan:
@@ -77,7 +82,7 @@ class _OtelSpan:
         traceparent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
         return TraceContext(traceparent, own.trace_state.to_header())
 
-    def end(self, attributes: Attributes = {}, error: str = "") -> None:  # noqa: B006
+    def end(self, attributes: Attributes = NO_ATTRIBUTES, error: str = "") -> None:
         self._span.set_attributes(attributes)
         if error:
             self._span.set_attribute("error.type", error)

@@ -28,13 +28,23 @@ from tandem.config import TracingConfig, traces_wanted
 from tandem.errors import ConfigError
 from tandem.trace_context import NO_TRACE, TraceContext
 
-__all__ = ["NO_SPAN", "NO_TRACER", "Attributes", "Span", "Tracer", "make_tracer", "read_context", "require_tracing"]
+__all__ = [
+    "NO_ATTRIBUTES",
+    "NO_SPAN",
+    "NO_TRACER",
+    "Attributes",
+    "Span",
+    "Tracer",
+    "make_tracer",
+    "read_context",
+    "require_tracing",
+]
 
 log = logging.getLogger(__name__)
 
 Attributes = Mapping[str, str | int | float | bool]
 
-_NONE: Attributes = MappingProxyType({})
+NO_ATTRIBUTES: Attributes = MappingProxyType({})
 # https://www.w3.org/TR/trace-context/#traceparent-header. A later version may append fields after a hyphen.
 _TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f]{2}(?P<more>-.*)?")
 _MOST_STATE_CHARS = 512
@@ -48,7 +58,7 @@ class Span(Protocol):
         """Under which other spans may stand, of other processes too."""
         ...
 
-    def end(self, attributes: Attributes = _NONE, error: str = "") -> None:
+    def end(self, attributes: Attributes = NO_ATTRIBUTES, error: str = "") -> None:
         """error: name of what went wrong; empty: nothing did."""
         ...
 
@@ -56,11 +66,13 @@ class Span(Protocol):
 class Tracer(Protocol):
     """May be used from any thread; nothing waits for the spans to be sent."""
 
-    def start(self, name: str, parent: TraceContext, attributes: Attributes = _NONE, *, is_server: bool = False) -> Span:
+    def start(
+        self, name: str, parent: TraceContext, attributes: Attributes = NO_ATTRIBUTES, *, is_server: bool = False
+    ) -> Span:
         """Begin a span now. parent: `NO_TRACE` begins a new trace. is_server: it answers another system's call."""
         ...
 
-    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = _NONE) -> None:
+    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """A span that ends now. began_s: on CLOCK_MONOTONIC. Without a parent nothing is recorded."""
         ...
 
@@ -72,15 +84,17 @@ class Tracer(Protocol):
 class _NoSpan:
     context = NO_TRACE
 
-    def end(self, attributes: Attributes = _NONE, error: str = "") -> None:
+    def end(self, attributes: Attributes = NO_ATTRIBUTES, error: str = "") -> None:
         pass
 
 
 class _NoTracer:
-    def start(self, name: str, parent: TraceContext, attributes: Attributes = _NONE, *, is_server: bool = False) -> Span:
+    def start(
+        self, name: str, parent: TraceContext, attributes: Attributes = NO_ATTRIBUTES, *, is_server: bool = False
+    ) -> Span:
         return NO_SPAN
 
-    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = _NONE) -> None:
+    def record(self, name: str, parent: TraceContext, began_s: float, attributes: Attributes = NO_ATTRIBUTES) -> None:
         pass
 
     def close(self) -> None:

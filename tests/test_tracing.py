@@ -129,6 +129,16 @@ def test_spans_stand_under_their_parents_across_tracers_and_have_their_times() -
     assert request.context.tracestate == "vendor=1"
 
 
+def test_a_collector_that_is_away_holds_up_neither_spans_nor_the_end() -> None:
+    tracer = make_tracer(TracingConfig("http://127.0.0.1:9"), "router", "r")
+    began_s = time.monotonic()
+    for _ in range(100):
+        tracer.start("request", NO_TRACE).end()
+    assert time.monotonic() - began_s < 1.0
+    tracer.close()
+    assert time.monotonic() - began_s < 4.0
+
+
 def test_what_has_no_parent_or_an_unwanted_one_is_not_recorded_by_workers() -> None:
     spans = InMemorySpanExporter()
     tracer = OtelTracer.to_exporter(spans, "decode", "d")
