@@ -12,10 +12,19 @@ import yaml
 from tests.monitoring.prometheus import Prometheus
 from tests.monitoring.queries import ALERTS, dashboard_queries, measured_part
 
-__all__ = ["EMPTY_WHEN_HEALTHY", "RATE_INTERVAL_S", "alerts_that_fire", "nans", "scrape_configuration", "unanswered"]
+__all__ = [
+    "EMPTY_WHEN_HEALTHY",
+    "RATE_INTERVAL_S",
+    "alerts_that_fire",
+    "nans",
+    "scaling_queries",
+    "scrape_configuration",
+    "unanswered",
+]
 
 RATE_INTERVAL_S = 8
-DOC = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+METRICS, KUBERNETES = DOCS / "metrics.md", DOCS / "kubernetes.md"
 
 # Nothing is the answer of a cluster that is well.
 EMPTY_WHEN_HEALTHY = {
@@ -27,7 +36,7 @@ EMPTY_WHEN_HEALTHY = {
 
 def scrape_configuration(router: str) -> dict[str, Any]:
     """The one that docs/metrics.md gives, for the router at host:port, and quicker."""
-    (text,) = re.findall(r"^```yaml\n(.*?)^```", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", METRICS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     config: dict[str, Any] = yaml.safe_load(text.replace("ROUTER:8000", router))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     for job in config["scrape_configs"]:
@@ -37,10 +46,17 @@ def scrape_configuration(router: str) -> dict[str, Any]:
     return config
 
 
+def scaling_queries() -> dict[str, str]:
+    """Those that docs/kubernetes.md gives for HPA and KEDA, by pool."""
+    rows = re.findall(r"^\| (prefill|decode) \| [^|`]* \| `(sum[^`]*)`", KUBERNETES.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [pool for pool, _ in rows] == ["prefill", "decode"]
+    return {f"scaling: {pool}": query.replace("[2m]", f"[{RATE_INTERVAL_S}s]") for pool, query in rows}
+
+
 def _queries() -> dict[str, str]:
     """Of alerts, what they compare with their thresholds."""
     compared = {name: measured_part(expression) for name, expression in ALERTS.items() if name not in EMPTY_WHEN_HEALTHY}
-    return dashboard_queries(f"{RATE_INTERVAL_S}s") | compared
+    return dashboard_queries(f"{RATE_INTERVAL_S}s") | compared | scaling_queries()
 
 
 def unanswered(prometheus: Prometheus) -> dict[str, str]:
@@ -58,8 +74,8 @@ def alerts_that_fire(prometheus: Prometheus) -> dict[str, str]:
 
 
 def nans(prometheus: Prometheus) -> dict[str, str]:
-    """Queries of dashboards, and alerts, that give what is no number."""
-    queries = dashboard_queries(f"{RATE_INTERVAL_S}s") | ALERTS
+    """Queries of dashboards, alerts and scalers that give what is no number."""
+    queries = dashboard_queries(f"{RATE_INTERVAL_S}s") | ALERTS | scaling_queries()
     return {
         name: query
         for name, query in queries.items()
