@@ -3,11 +3,11 @@
 #
 #   docker build -t tandem:0.1.0 .
 #
-# Build arguments: EXTRAS=[gpu] adds the GPU kernels' packages; PIP_EXTRA_INDEX_URL names an index of CPU-only torch builds, which make the
+# Build arguments: EXTRAS=[gpu,tracing] adds the GPU kernels' packages; PIP_EXTRA_INDEX_URL names an index of CPU-only torch builds, which make the
 # image some GB smaller where no GPU is used.
 
 FROM python:3.11.14-slim-bookworm AS build
-ARG EXTRAS=""
+ARG EXTRAS="[tracing]"
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/tandem

@@ -17,7 +17,7 @@ from tandem.clock import Clock, MonotonicClock
 from tandem.errors import InvalidRequest, TandemError
 from tandem.v1 import worker_pb2
 
-__all__ = ["MOST_WORKERS", "Controller", "UnknownWorker"]
+__all__ = ["MOST_WORKERS", "Controller", "UnknownNode", "UnknownWorker"]
 
 MOST_WORKERS = 4096
 _LONGEST_DRAIN_S = 86_400.0
@@ -25,6 +25,10 @@ _LONGEST_DRAIN_S = 86_400.0
 
 class UnknownWorker(TandemError):
     """No worker of this id runs, or it drains already. The operator looks at `tandem status`."""
+
+
+class UnknownNode(TandemError):
+    """No node is there, or it is not cordoned. The operator looks at `tandem status`."""
 
 
 class Controller:
@@ -70,10 +74,13 @@ class Controller:
         """One round of the loop."""
         async with self._stepping:
             await self.resume()
-            offered = await self._launcher.offered()
+            nodes = await self._launcher.nodes()
             if not self._stopping:
+                self.roster.avoided = frozenset(node.id for node in nodes if node.address in self.roster.cordoned)
+                self._clear_cordoned()
                 for role in ROLES:
-                    self.roster.note_offer(role, offered.get(role, 0))
+                    offers = (node.units.get(role, 0) for node in nodes if node.id not in self.roster.avoided)
+                    self.roster.note_offer(role, sum(offers))
                     await self._act(role)
                 self.roster.publish()
                 await self.roster.save()
@@ -138,8 +145,7 @@ class Controller:
         Raises:
             UnknownWorker: it does not run, or drains already. InvalidRequest: drain_s is no sensible time.
         """
-        if drain_s is not None and not 0 <= drain_s <= _LONGEST_DRAIN_S:
-            raise InvalidRequest("timeout_s", f"must be from 0 to {_LONGEST_DRAIN_S:.0f} seconds, not {drain_s}")
+        _require_drain_s(drain_s)
         worker = self.roster.workers.get(worker_id)
         if worker is None:
             raise UnknownWorker(f"no worker {worker_id!r} runs; `tandem status` shows those that do")
@@ -147,7 +153,60 @@ class Controller:
             raise UnknownWorker(f"{worker_id} is {worker.state.value} already")
         self.roster.pools[worker.role].vacancies.append(worker_id)
         self._lives.begin_stop(worker, "an operator drains it", drain_s)
-        self.roster.decide(worker.role)
+        await self._published()
+
+    async def drain_node(self, host: str, drain_s: float | None = None) -> list[str]:
+        """The host gets no more workers, and those that it has end in order; where other nodes have units free, others take
+        their places. Returns those that drain now. It holds until `uncordon`, also for a node that comes back there.
+
+        host: address or name. drain_s: as for `drain`.
+
+        Raises:
+            UnknownNode: there is none. InvalidRequest: drain_s is no sensible time.
+        """
+        _require_drain_s(drain_s)
+        nodes = await self._launcher.nodes()
+        found = [node for node in nodes if host in (node.address, node.name, node.id)]
+        if not found:
+            raise UnknownNode(f"no node {host!r} is there; there are {', '.join(sorted({n.address for n in nodes})) or 'none'}")
+        for address in {node.address for node in found} - self.roster.cordoned:
+            self.roster.cordoned.add(address)
+            self.roster.note(EventKind.CORDONED, address, f"{address} gets no more workers: an operator drains it")
+        self.roster.avoided |= {node.id for node in found}
+        drained = self._clear_cordoned(drain_s)
+        await self._published()
+        return drained
+
+    async def uncordon(self, host: str) -> None:
+        """The host may have workers again.
+
+        Raises:
+            UnknownNode: it is not cordoned.
+        """
+        names = {node.name: node.address for node in await self._launcher.nodes()}
+        address = host if host in self.roster.cordoned else names.get(host, host)
+        if address not in self.roster.cordoned:
+            known = ", ".join(sorted(self.roster.cordoned)) or "none"
+            raise UnknownNode(f"{host!r} is not among the hosts that get no workers ({known})")
+        self.roster.cordoned.discard(address)
+        self.roster.note(EventKind.UNCORDONED, address, f"{address} may have workers again")
+        await self._published()
+
+    def _clear_cordoned(self, drain_s: float | None = None) -> list[str]:
+        """Workers that are on nodes that shall have none begin to drain."""
+        drained = []
+        for worker in self.roster.workers.values():
+            is_active = worker.state in (WorkerState.STARTING, WorkerState.READY)
+            if is_active and worker.node_id in self.roster.avoided:
+                self.roster.pools[worker.role].vacancies.append(worker.worker_id)
+                self._lives.begin_stop(worker, "an operator drains its node", drain_s)
+                drained.append(worker.worker_id)
+        return drained
+
+    async def _published(self) -> None:
+        """What an operator changed is in force, and written down."""
+        for role in ROLES:
+            self.roster.decide(role)
         self.roster.publish()
         await self.roster.save()
         self.roster.news.set()
@@ -163,10 +222,7 @@ class Controller:
         for worker in old:
             worker.retiring = True
             self.roster.pools[role].vacancies.append(worker.worker_id)
-        self.roster.decide(role)
-        self.roster.publish()
-        await self.roster.save()
-        self.roster.news.set()
+        await self._published()
         return [worker.worker_id for worker in old]
 
     async def shutdown(self) -> None:
@@ -208,6 +264,11 @@ class Controller:
             if view.pools[PREFILL].ready >= prefill and view.pools[DECODE].ready >= decode:
                 return
             version = (await self.snapshot_after(version)).version
+
+
+def _require_drain_s(drain_s: float | None) -> None:
+    if drain_s is not None and not 0 <= drain_s <= _LONGEST_DRAIN_S:
+        raise InvalidRequest("timeout_s", f"must be from 0 to {_LONGEST_DRAIN_S:.0f} seconds, not {drain_s}")
 
 
 def _require_pool(role: str) -> None:

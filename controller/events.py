@@ -16,7 +16,8 @@ _KEPT = 64
 class EventKind(enum.Enum):
     """SCALED: a wish was changed. STARTED, READY: of a worker. REPLACED: one was started in the place of another.
     DRAINING, DRAINED: it takes no more work, and it has ended in order. LOST: it ended otherwise. FAILED: a start did.
-    RESUMED: the controller itself came back and found its workers."""
+    RESUMED: the controller itself came back and found its workers. CORDONED, UNCORDONED: a host gets no workers, or may
+    again."""
 
     SCALED = "scaled"
     STARTED = "started"
@@ -27,12 +28,14 @@ class EventKind(enum.Enum):
     LOST = "lost"
     FAILED = "failed"
     RESUMED = "resumed"
+    CORDONED = "cordoned"
+    UNCORDONED = "uncordoned"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """number: grows by one, for as long as the cluster lives. time_s: Unix time. subject: a worker's id or a pool's name.
-    text: one sentence, the subject in it."""
+    """number: grows by one, for as long as the cluster lives. time_s: Unix time. subject: a worker's id, a pool's name or a
+    host. text: one sentence, the subject in it."""
 
     number: int
     time_s: float

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.launcher import ProcessRecord, WorkerDied
+from controller.launcher import Node, ProcessRecord, WorkerDied
 from tandem.v1 import worker_pb2
 
 __all__ = ["FakeLauncher", "FakeWorker"]
@@ -28,6 +28,7 @@ class FakeWorker:
     loaded: tuple[int, int] = (0, 100)
     reported: worker_pb2.WorkerLoad = field(default_factory=worker_pb2.WorkerLoad)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
+    node_id: str = "here"
     _start_error: Exception | None = None
     _ended: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -50,6 +51,10 @@ class FakeWorker:
         self._ended.set_result(reason)
 
     @property
+    def is_alive(self) -> bool:
+        return not self._ended.done()
+
+    @property
     def peers(self) -> list[str]:
         """Ids this worker is connected to."""
         connected = {call.split()[1] for call in self.calls if call.startswith("connect ")}
@@ -59,7 +64,7 @@ class FakeWorker:
 
     @property
     def process_record(self) -> ProcessRecord | None:
-        return ("here", int(self.worker_id.rpartition("-")[2]), 0) if self.started.is_set() else None
+        return (self.node_id, int(self.worker_id.rpartition("-")[2]), 0) if self.started.is_set() else None
 
     async def start(self) -> bytes:
         await self._or_death(self.started.wait())
@@ -122,17 +127,21 @@ class FakeWorker:
 
 @dataclass(eq=False)
 class FakeLauncher:
-    """units: what nodes offer; a test may change it. auto_start: workers start without being let."""
+    """units: what the node "here" offers; a test may change it. others: more nodes. auto_start: workers start without being
+    let. A worker is on the first node that it need not avoid and that has a unit of its role left."""
 
     units: dict[str, int]
     auto_start: bool = True
     workers: list[FakeWorker] = field(default_factory=list)
+    others: list[Node] = field(default_factory=list)
 
-    async def offered(self) -> Mapping[str, int]:
-        return dict(self.units)
+    async def nodes(self) -> Sequence[Node]:
+        return [Node("here", "10.0.0.1", "host-1", dict(self.units)), *self.others]
 
-    async def launch(self, role: str, worker_id: str, config_json: str) -> FakeWorker:
-        worker = FakeWorker(role, worker_id)
+    async def launch(self, role: str, worker_id: str, config_json: str, avoid: Collection[str] = ()) -> FakeWorker:
+        allowed = [node for node in await self.nodes() if node.id not in avoid]
+        free = [node.id for node in allowed if node.units.get(role, 0) > self._used(node.id, role)]
+        worker = FakeWorker(role, worker_id, node_id=next(iter(free), "nowhere"))
         worker.drained.set()
         if self.auto_start:
             worker.let_start()
@@ -141,6 +150,9 @@ class FakeLauncher:
 
     async def find(self, worker_id: str, process: ProcessRecord | None) -> FakeWorker:
         return next(worker for worker in self.workers if worker.worker_id == worker_id)
+
+    def _used(self, node_id: str, role: str) -> int:
+        return sum(worker.node_id == node_id and worker.is_alive for worker in self.of(role))
 
     def of(self, role: str) -> list[FakeWorker]:
         """All workers of a role that were ever launched, in order."""

@@ -12,8 +12,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
 from controller.local_node import LocalNode, run_bounded
 from controller.node.ray_process import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from controller.overview import Overview
@@ -21,6 +19,7 @@ from controller.reconcile import DECODE, PREFILL
 from controller.share import divide
 from tandem.config import ClusterConfig, beyond_loopback, dump, ray_address
 from tandem.errors import TandemError
+from tandem.memory_limit import available_bytes
 
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
 # machine's own and listens on every interface, unless told that it is on one of the systems where it keeps to loopback.
@@ -99,9 +98,8 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     else:
         log_folder = _start_local(config)
         num_cores = len(os.sched_getaffinity(0))
-        available_bytes = psutil.virtual_memory().available
         num_workers, most_workers = config.prefill + config.decode, sum(config.units.values())
-        worker = divide(config.worker, num_workers, most_workers, num_cores, available_bytes)
+        worker = divide(config.worker, num_workers, most_workers, num_cores, available_bytes())
         host = "127.0.0.1"
     try:
         if joined:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["ProcessRecord", "WorkerDied", "WorkerHandle", "WorkerLauncher"]
+__all__ = ["Node", "ProcessRecord", "WorkerDied", "WorkerHandle", "WorkerLauncher"]
 
 ProcessRecord = tuple[str, int, int]
 """Ray's id of a node, process id and start in ticks since boot: together they never name another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One that is alive. id: Ray's; a host that comes back has another. address, name: of its host. units: by role, those in
+    use too."""
+
+    id: str
+    address: str
+    name: str
+    units: Mapping[str, int]
 
 
 class WorkerDied(Exception):
@@ -65,12 +77,11 @@ class WorkerHandle(Protocol):
 
 
 class WorkerLauncher(Protocol):
-    async def offered(self) -> Mapping[str, int]:
-        """Units of all nodes that are alive, by role, those in use too."""
-        ...
+    async def nodes(self) -> Sequence[Node]: ...
 
-    async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
-        """Begin a worker; returns at once. Most failures show in the handle's first call.
+    async def launch(self, role: str, worker_id: str, config_json: str, avoid: Collection[str] = ()) -> WorkerHandle:
+        """Begin a worker, on none of the nodes with the ids `avoid`; returns at once. Most failures show in the handle's first
+        call.
 
         Raises:
             WorkerDied: it could not even be begun.

@@ -42,7 +42,7 @@ class Lives:
         self._roster.launching[worker_id] = WorkerRecord(worker_id, number, role, WorkerState.STARTING.value)
         await self._roster.save()  # first: the next controller must know of it, and not give the id again
         try:
-            handle = await self._launcher.launch(role, worker_id, self._config_json)
+            handle = await self._launcher.launch(role, worker_id, self._config_json, self._roster.avoided)
         except WorkerDied as error:
             self._note_failed_start(role, worker_id, error)
             return

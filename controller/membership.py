@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from controller.controller import Controller, UnknownWorker
+from controller.controller import Controller, UnknownNode, UnknownWorker
 from tandem.errors import InvalidRequest
 from tandem.rpc import bind, create_internal_server
 from tandem.trust import Trust
@@ -59,12 +59,25 @@ class _Control(worker_pb2_grpc.ControlServicer):
 
     async def Drain(self, request: operations_pb2.DrainRequest, context: grpc.aio.ServicerContext) -> operations_pb2.DrainReply:
         try:
-            await self._controller.drain(request.worker_id, request.timeout_s if request.HasField("timeout_s") else None)
+            return operations_pb2.DrainReply(worker_ids=await self._drain(request))
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except UnknownWorker as error:
+        except (UnknownWorker, UnknownNode) as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        return operations_pb2.DrainReply()
+        raise AssertionError("abort does not return")
+
+    async def _drain(self, request: operations_pb2.DrainRequest) -> list[str]:
+        """Those that drain now."""
+        if bool(request.worker_id) == bool(request.node):
+            raise InvalidRequest("worker_id", "must be given, or node, and not both")
+        drain_s = request.timeout_s if request.HasField("timeout_s") else None
+        if request.node and request.uncordon:
+            await self._controller.uncordon(request.node)
+            return []
+        if request.node:
+            return await self._controller.drain_node(request.node, drain_s)
+        await self._controller.drain(request.worker_id, drain_s)
+        return [request.worker_id]
 
     async def Replace(
         self, request: operations_pb2.ReplaceRequest, context: grpc.aio.ServicerContext

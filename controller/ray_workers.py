@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import ray
 import ray.exceptions
 
 from controller.burial import ProcessId, end_for_certain
-from controller.launcher import ProcessRecord, WorkerDied, WorkerHandle
+from controller.launcher import Node, ProcessRecord, WorkerDied, WorkerHandle
 from controller.reconcile import PREFILL, ROLES
 from tandem.errors import TandemError
 
@@ -35,11 +35,10 @@ def resource(role: str) -> str:
 class RayLauncher:
     """Each worker is one actor; it takes one unit of its role's resource and no CPU, which Ray only counts."""
 
-    async def offered(self) -> Mapping[str, int]:
-        resources = await asyncio.to_thread(ray.cluster_resources)
-        return {role: int(resources.get(resource(role), 0)) for role in ROLES}
+    async def nodes(self) -> Sequence[Node]:
+        return [_node(told) for told in await asyncio.to_thread(ray.nodes) if told["Alive"]]
 
-    async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerHandle:
+    async def launch(self, role: str, worker_id: str, config_json: str, avoid: Collection[str] = ()) -> WorkerHandle:
         try:
             actor_class = await asyncio.to_thread(_actor_class, role)
         except ImportError as error:
@@ -47,6 +46,8 @@ class RayLauncher:
         # Detached: it lives on when the controller's process dies, and is found again by its name.
         options: dict[str, object] = {"name": worker_id, "namespace": NAMESPACE, "lifetime": "detached"}
         options |= {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS_AT_ONCE}
+        if avoid:
+            options["label_selector"] = {"ray.io/node-id": f"!in({', '.join(sorted(avoid))})"}
         actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
         return _RayWorker(actor)
 
@@ -56,6 +57,11 @@ class RayLauncher:
             return _RayWorker(await asyncio.to_thread(ray.get_actor, worker_id, namespace=NAMESPACE), identity)
         except ValueError:
             return _GoneWorker(identity)
+
+
+def _node(told: Mapping[str, Any]) -> Node:
+    units = {role: int(told["Resources"].get(resource(role), 0)) for role in ROLES}
+    return Node(told["NodeID"], told["NodeManagerAddress"], told["NodeManagerHostname"], units)
 
 
 def _actor_class(role: str) -> Any:

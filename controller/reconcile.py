@@ -49,12 +49,14 @@ class WorkerState(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """number: the counter of the worker's id; a higher one started later. retiring: it serves until another is ready in its
-    place, where a unit is free for that; else it makes room for it."""
+    place, where a unit is free for that; else it makes room for it. is_offered: its unit is one of those offered; False: its
+    node is cordoned."""
 
     worker_id: str
     number: int
     state: WorkerState
     retiring: bool = False
+    is_offered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class StartFailures:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """wanted: number of workers; None: one for each unit that nodes offer. offered: units of all nodes, used ones too."""
+    """wanted: number of workers; None: one for each unit that nodes offer. offered: units of all nodes but the cordoned ones,
+    used ones too."""
 
     wanted: int | None
     offered: int
@@ -112,7 +115,8 @@ def reconcile(pool: PoolView, now_s: float) -> PoolPlan:
     wanted = pool.offered if pool.wanted is None else pool.wanted
     target = min(wanted, pool.offered)
     num_active = len(pool.ids(WorkerState.READY, WorkerState.STARTING))
-    free_units = max(0, pool.offered - num_active - len(pool.ids(WorkerState.DRAINING)))
+    holding = [worker for worker in pool.workers if worker.state is not WorkerState.LOST and worker.is_offered]
+    free_units = max(0, pool.offered - len(holding))
     may_start = not pool.failures.gave_up and now_s >= pool.failures.retry_at_s
 
     stop = _to_stop(pool, num_active - target, may_start and free_units > 0)

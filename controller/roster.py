@@ -35,6 +35,8 @@ class Roster:
         self.launching: dict[str, WorkerRecord] = {}  # asked for, and perhaps not there yet
         self.events = EventLog()
         self.port = 0
+        self.cordoned: set[str] = set()  # addresses of hosts that get no workers
+        self.avoided: frozenset[str] = frozenset()  # ids of the nodes there are on them now
         self.news = asyncio.Event()  # something happened that may need a new plan
         self._life = secrets.token_hex(2)
         self._next_number = 1
@@ -62,7 +64,8 @@ class Roster:
 
     def decide(self, role: str) -> PoolPlan:
         pool = self.pools[role]
-        view = PoolView(pool.wanted, pool.offered, tuple(worker.view() for worker in self.of(role)), pool.failures)
+        workers = tuple(worker.view(is_offered=worker.node_id not in self.avoided) for worker in self.of(role))
+        view = PoolView(pool.wanted, pool.offered, workers, pool.failures)
         pool.plan = reconcile(view, self._clock.now())
         return pool.plan
 
@@ -84,6 +87,7 @@ class Roster:
             return None
         state = from_json(text)
         self._life, self._next_number, self.port = state.life, state.next_number, state.port
+        self.cordoned = set(state.cordoned)
         for role, pool in self.pools.items():
             pool.wanted = state.wishes[role]
         self.events.restore(state.events)
@@ -93,7 +97,8 @@ class Roster:
         async with self._saving:
             records = (*(worker.record() for worker in self.workers.values()), *self.launching.values())
             wishes = {role: pool.wanted for role, pool in self.pools.items()}
-            state = SavedState(self._life, self._next_number, wishes, records, self.events.all, self.port)
+            cordoned = tuple(sorted(self.cordoned))
+            state = SavedState(self._life, self._next_number, wishes, records, self.events.all, self.port, cordoned)
             if (text := to_json(state)) != self._saved:
                 await self._store.save(text)
                 self._saved = text
@@ -101,7 +106,7 @@ class Roster:
     # ---- for routers ----
 
     def publish(self) -> None:
-        snapshot = worker_pb2.MembershipSnapshot(version=self._snapshot.version)
+        snapshot = worker_pb2.MembershipSnapshot(version=self._snapshot.version, cordoned=sorted(self.cordoned))
         for worker in self.workers.values():
             if worker.description and worker.state in (WorkerState.READY, WorkerState.DRAINING):
                 description = worker_pb2.WorkerDescription.FromString(worker.description)

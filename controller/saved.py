@@ -59,7 +59,7 @@ class WorkerRecord:
 @dataclass(frozen=True, slots=True)
 class SavedState:
     """life: part of every worker's id. next_number: of the next worker. wishes: by role; None: all that nodes offer.
-    port: on which routers find the controller; 0: none yet."""
+    port: on which routers find the controller; 0: none yet. cordoned: addresses of hosts that get no workers."""
 
     life: str
     next_number: int
@@ -67,6 +67,7 @@ class SavedState:
     workers: tuple[WorkerRecord, ...] = ()
     events: tuple[Event, ...] = ()
     port: int = 0
+    cordoned: tuple[str, ...] = ()
 
 
 def to_json(state: SavedState) -> str:
@@ -82,7 +83,8 @@ def from_json(text: str) -> SavedState:
     data: dict[str, Any] = json.loads(text)
     workers = tuple(_record(worker) for worker in data.pop("workers"))
     events = tuple(Event(**{**event, "kind": EventKind(event["kind"])}) for event in data.pop("events"))
-    return SavedState(workers=workers, events=events, **data)
+    cordoned = tuple(data.pop("cordoned", ()))
+    return SavedState(workers=workers, events=events, cordoned=cordoned, **data)
 
 
 def _record(data: dict[str, Any]) -> WorkerRecord:

@@ -33,8 +33,14 @@ class Worker:
     def note_progress(self, loaded_bytes: int, total_bytes: int) -> None:
         self.progress = (loaded_bytes, total_bytes)
 
-    def view(self) -> WorkerView:
-        return WorkerView(self.worker_id, self.number, self.state, self.retiring)
+    @property
+    def node_id(self) -> str:
+        """Ray's id of the node that it is on; empty: not known yet."""
+        process = self.handle.process_record
+        return process[0] if process else ""
+
+    def view(self, *, is_offered: bool = True) -> WorkerView:
+        return WorkerView(self.worker_id, self.number, self.state, self.retiring, is_offered)
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(

@@ -48,11 +48,8 @@ class DecodeWorkerActor:
         return self._process.host.worker.load().SerializeToString()
 
     def wait_stopped(self) -> str:
-        """Return, with the reason, when the worker has ended by itself or by `stop`. After SIGTERM the process ends here."""
-        reason = self._process.wait_stopped()
-        if self._process.terminated:
-            ray.actor.exit_actor()  # type: ignore[no-untyped-call]
-        return reason
+        """Return, with the reason, when the worker has ended by itself, by SIGTERM or by `stop`."""
+        return self._process.wait_stopped()
 
     def stop(self, drain_s: float | None = None) -> None:
         """Drain for so long at most (None: as configured), then end."""

@@ -11,8 +11,9 @@ from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from tandem.config import TransferConfig, WorkerConfig, transfer_of
 from tandem.engine import Engine
-from tandem.metrics import serve_metrics
+from tandem.metrics import MetricsEndpoint, serve_metrics
 from tandem.rpc import bind, create_internal_server
+from tandem.tracing import Tracer, make_tracer
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from transfer.agent import TransferAgent
@@ -23,10 +24,11 @@ _STOP_GRACE_S = 1.0
 
 
 class DecodeHost:
-    def __init__(self, worker: DecodeWorker, server: grpc.aio.Server, stop_metrics: Callable[[], None]) -> None:
+    def __init__(self, worker: DecodeWorker, server: grpc.aio.Server, metrics: MetricsEndpoint, tracer: Tracer) -> None:
         self.worker = worker
         self._server = server
-        self._stop_metrics = stop_metrics
+        self._metrics = metrics
+        self._tracer = tracer
 
     @classmethod
     async def start(
@@ -35,22 +37,24 @@ class DecodeHost:
         config: WorkerConfig,
         make_agent: Callable[[str, TransferConfig], TransferAgent],
         progress: Callable[[int, int], None] | None = None,
+        tracer: Tracer | None = None,
     ) -> DecodeHost:
-        """Load, listen, serve.
+        """Load, listen, serve. tracer: None: as configured.
 
         Raises:
             ConfigError: the cluster secret, a certificate, the checkpoint, the memory budget or the port cannot be used.
         """
         trust = Trust.load(config.trust)
-        stop_metrics = serve_metrics(config.host, config.metrics_port)
+        tracer = tracer or make_tracer(config.tracing, "decode", worker_id)
+        metrics = serve_metrics(config.host, config.metrics_port)
         engine = await asyncio.to_thread(Engine.build, config, progress)
-        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)))
+        worker = DecodeWorker(worker_id, config, engine, make_agent(worker_id, transfer_of(config)), tracer)
         server = create_internal_server(trust)
         pb_grpc.add_DecodeWorkerServicer_to_server(DecodeService(worker), server)
         port = bind(server, config.host, 0, trust.certificates)
-        worker.start(f"{config.host}:{port}")
+        worker.start(f"{config.host}:{port}", metrics.address)
         await server.start()
-        return cls(worker, server, stop_metrics)
+        return cls(worker, server, metrics, tracer)
 
     @property
     def is_alive(self) -> bool:
@@ -61,5 +65,6 @@ class DecodeHost:
 
     async def stop(self) -> None:
         await self._server.stop(_STOP_GRACE_S)
-        await asyncio.to_thread(self._stop_metrics)
+        await asyncio.to_thread(self._metrics.stop)
         await asyncio.to_thread(self.worker.stop)
+        await asyncio.to_thread(self._tracer.close)

@@ -12,6 +12,7 @@ from decode_worker.report import Reporter
 from decode_worker.residency import Residency
 from decode_worker.scheduler import Way, num_joins
 from decode_worker.sequence import RunningSequence, VerifiedSequence
+from decode_worker.traced import DecodeTraces
 from tandem import logprobs
 from tandem.buckets import concurrency_bucket
 from tandem.cache.watch import PoolWatch
@@ -24,6 +25,7 @@ from tandem.measures import ALL, Measures
 from tandem.model.batch import SequenceChunk
 from tandem.request import Drawn, FinishReason
 from tandem.sampling import sample_each
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.v1 import worker_pb2 as pb
 from transfer.kept_index import KeptIndex
 from transfer.lease import Lease, LeaseTable
@@ -47,7 +49,13 @@ class DecodeLoop:
     """
 
     def __init__(
-        self, engine: Engine, config: DecodeConfig, leases: LeaseTable, hub: SessionHub[pb.DecodeEvents], clock: Clock
+        self,
+        engine: Engine,
+        config: DecodeConfig,
+        leases: LeaseTable,
+        hub: SessionHub[pb.DecodeEvents],
+        clock: Clock,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
         self._engine = engine
@@ -55,6 +63,7 @@ class DecodeLoop:
         self._config = config
         self._leases = leases
         self._report = Reporter(hub)
+        self._traced = DecodeTraces(tracer)
         self._clock = clock
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
@@ -209,6 +218,7 @@ class DecodeLoop:
             if reason := sequence.advance(drawn):
                 finished[sequence.lease.id] = reason
                 self._leases.release(sequence.lease.id, sequence.lease.epoch)
+                self._traced.finished(sequence, reason)
         for service_class, count in Counter(s.lease.request.service_class.value for s in advanced).items():
             self.measures.add("decode_tokens", count, service_class)
         # First what runs, then what is told: the load that goes with the last token is that of a worker without it.
@@ -217,7 +227,7 @@ class DecodeLoop:
 
     def _end(self, lease: Lease, cause: str) -> None:
         try:
-            self._leases.abort(lease.id, cause)
+            self._traced.ended(self._leases.abort(lease.id, cause))
         except LeaseLost:
             logger.debug("lease %s had already ended", lease.id)
 

@@ -20,6 +20,7 @@ from tandem.mailbox import SessionHub
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.v1 import worker_pb2 as pb
 from tandem.waiting import QUIET_S, wait_until
 from tandem.wire import request_from_wire
@@ -38,7 +39,9 @@ logger = logging.getLogger(__name__)
 class DecodeWorker:
     """Public methods but `session` may be called from any thread; none of them waits for a step."""
 
-    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent) -> None:
+    def __init__(
+        self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent, tracer: Tracer = NO_TRACER
+    ) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
         self._hide_metrics: Callable[[], object] = lambda: None
@@ -66,7 +69,7 @@ class DecodeWorker:
             ),
             fingerprint=engine.loaded.fingerprint,
         )
-        self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock)
+        self._loop = DecodeLoop(engine, config.decode, self._leases, self._hub, clock, tracer)
         self._receiver = Receiver(
             agent=agent,
             memory=engine.memory,
@@ -80,9 +83,10 @@ class DecodeWorker:
         )
         self._thread = threading.Thread(target=self._loop.run, name="decode-steps", daemon=True)
 
-    def start(self, address: str) -> None:
-        """Begin to serve; `address` is where the internal gRPC server listens."""
+    def start(self, address: str, metrics_address: str = "") -> None:
+        """Begin to serve. address: of the internal gRPC server. metrics_address: of its own metrics, if there are any."""
         self.description = describe(self.worker_id, "decode", address, self.agent.transport, self.engine)
+        self.description.metrics_address = metrics_address
         self._receiver.start()
         self._thread.start()
         hide_pools, hide_measured = POOLS.add(lambda: [("decode", self.load())]), MEASURED.add(self.measures)

@@ -37,6 +37,7 @@ from prefill_worker.scheduler import (
     plan_between_layers,
     plan_step,
 )
+from prefill_worker.traced import PrefillTraces
 from prefill_worker.waste import WasteCount
 from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
@@ -46,6 +47,7 @@ from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.measures import Measures
 from tandem.request import Drawn
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.v1 import worker_pb2 as pb
 from transfer.handoff import Handoff, HandoffResult, LeaseGrant
 
@@ -94,6 +96,7 @@ class PrefillLoop:
         reservations: ReservationClient,
         hub: SessionHub[pb.PrefillEvents],
         clock: Clock,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.inbox: Inbox[Message] = Inbox()
         self._mail = Mail()
@@ -118,6 +121,7 @@ class PrefillLoop:
         self.waste = WasteCount()
         self.measures = Measures()
         self._measured = PrefillMeasures(self.measures)
+        self._traced = PrefillTraces(tracer)
 
     def run(self) -> None:
         while not self._stopping:
@@ -244,6 +248,7 @@ class PrefillLoop:
             self._report.handed_off(prompt.task, outcome)
             self._measured.handed_off(prompt.task, outcome, len(self._prompts.leaving) + 1)
             if prompt.grant is not None:
+                self._traced.handed_off(prompt.task, outcome, prompt.grant.peer_id)
                 self._reservations.release(prompt.grant, "handed off", record_sent=True)
 
     def _memory_quiet(self, key: Key) -> None:
@@ -387,6 +392,7 @@ class PrefillLoop:
         request = prompt.task.request
         finish = request.stop.finish_reason(len(request.generated) + 1, drawn.token)
         self._report.first_token(prompt, drawn, finish, compute_done_s)
+        self._traced.first_token(prompt)
         if finish is not None or prompt.handoff is None:
             self._memory.computed(prompt.memory, prompt.num_computed)
             self._leave_aborted(prompt, "the first token ended the answer")

@@ -21,6 +21,7 @@ from tandem.mailbox import SessionHub
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
 from tandem.waiting import QUIET_S, wait_until
@@ -38,7 +39,15 @@ logger = logging.getLogger(__name__)
 class PrefillWorker:
     """Made on the event loop that will serve its sessions. The step loop and the sender have a thread each."""
 
-    def __init__(self, worker_id: str, config: WorkerConfig, engine: Engine, agent: TransferAgent, trust: Trust) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        config: WorkerConfig,
+        engine: Engine,
+        agent: TransferAgent,
+        trust: Trust,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         self.worker_id = worker_id
         self.description = pb.WorkerDescription()
         self._hide_metrics: Callable[[], object] = lambda: None
@@ -63,12 +72,13 @@ class PrefillWorker:
             deliver=lambda ended: self._loop.inbox.put(ended),
             patience_s=config.prefill.reserve_patience_s,
         )
-        self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock)
+        self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock, tracer)
         self._thread = threading.Thread(target=self._loop.run, name="prefill-steps", daemon=True)
 
-    def start(self, address: str) -> None:
-        """Begin to serve; `address` is where the internal gRPC server listens."""
+    def start(self, address: str, metrics_address: str = "") -> None:
+        """Begin to serve. address: of the internal gRPC server. metrics_address: of its own metrics, if there are any."""
         self.description = describe(self.worker_id, "prefill", address, self.agent.transport, self.engine)
+        self.description.metrics_address = metrics_address
         self._sender.start()
         self._thread.start()
         hide_pools, hide_measured = POOLS.add(lambda: [("prefill", self.load())]), MEASURED.add(self.measures)

@@ -47,11 +47,12 @@ class ClusterEvent:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The whole of it, at one moment. pools: by role."""
+    """The whole of it, at one moment. pools: by role. cordoned: hosts that get no workers."""
 
     members: tuple[Member, ...] = ()
     pools: Mapping[str, PoolWish] = field(default_factory=dict)
     events: tuple[ClusterEvent, ...] = ()
+    cordoned: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -70,6 +71,7 @@ class Fleet:
         self.model: ServedModel | None = None
         self.pools: Mapping[str, PoolWish] = {}
         self.events: tuple[ClusterEvent, ...] = ()
+        self.cordoned: tuple[str, ...] = ()
         self.refused: dict[str, WorkerInfo] = {}
         self._table = table
         self._connect = connect
@@ -82,7 +84,7 @@ class Fleet:
         """
         if self.model is None and membership.members:
             await self._adopt(membership.members[0].worker.model)
-        self.pools, self.events = membership.pools, membership.events
+        self.pools, self.events, self.cordoned = membership.pools, membership.events, membership.cordoned
         wanted = {member.worker.id: member for member in membership.members}
         self.refused = {worker_id: info for worker_id, info in self.refused.items() if worker_id in wanted}
         gone = [entry.handle.info.id for entry in self._table.entries if entry.handle.info.id not in wanted]

@@ -10,6 +10,7 @@ from router.callers import Caller
 from router.events import AttemptKey
 from router.retry import Retries
 from tandem.request import FinishReason, Phase, Request, Timings
+from tandem.tracing import NO_SPAN, Span
 from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["Job", "Outcome"]
@@ -20,7 +21,8 @@ class Job:
     """One of the answers to a prompt. index: which; the first one also stands for the request until it is validated.
 
     Who sets what: the front door message, request_id (the client's) and caller; validate request and answer; admit ticket;
-    place number (of the attempt); attempts the moments in timings; whoever ends it the last phase and error."""
+    place number (of the attempt) and attempt_span; attempts the moments in timings; whoever ends it the last phase and error.
+    span: of the whole request, that all its answers share."""
 
     message: pb.GenerateRequest
     request_id: str
@@ -35,6 +37,8 @@ class Job:
     index: int = 0
     error: BaseException | None = None
     is_prepared: bool = False
+    span: Span = NO_SPAN
+    attempt_span: Span = NO_SPAN
 
     @property
     def key(self) -> AttemptKey:

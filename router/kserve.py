@@ -23,6 +23,8 @@ from router.tensors import INPUTS, OUTPUTS, read_infer, write_infer
 from router.validation import validate_request_id
 from router.writer import write
 from tandem.errors import Cancelled, InvalidRequest, RequestError
+from tandem.trace_context import TraceContext
+from tandem.tracing import read_context
 from tandem.v1 import kserve_pb2 as pb
 from tandem.v1 import kserve_pb2_grpc as pb_grpc
 
@@ -73,7 +75,8 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         token_ids: list[int] = []
         text: list[str] = []
         try:
-            async with contextlib.aclosing(self._answer(request, self._caller(context), context.time_remaining())) as answer:
+            asked_by = self._caller(context), read_context(context.invocation_metadata() or ())
+            async with contextlib.aclosing(self._answer(request, *asked_by, context.time_remaining())) as answer:
                 async for item in answer:
                     if isinstance(item, Outcome):
                         return write_infer(request, self._model, token_ids, "".join(text), item.finish_reason.value)
@@ -93,7 +96,8 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         """Any number of requests, served side by side; a message for whatever has come of each since the client read last. The
         last one of each has the finish reason, or the error."""
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(maxsize=1)
-        reading = asyncio.create_task(self._serve_all(request_iterator, self._caller(context), responses))
+        asked_by = self._caller(context), read_context(context.invocation_metadata() or ())
+        reading = asyncio.create_task(self._serve_all(request_iterator, *asked_by, responses))
         try:
             while (response := await responses.get()) is not None:
                 await write(context, response, self._pipeline.client_timeout_s)
@@ -109,6 +113,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         self,
         requests: AsyncIterator[pb.ModelInferRequest],
         caller: Caller,
+        trace: TraceContext,
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
     ) -> None:
         """Ends with None, whatever happens."""
@@ -117,7 +122,7 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
             async with asyncio.TaskGroup() as serving:
                 async for request in requests:
                     await places.acquire()
-                    task = serving.create_task(self._serve_one(request, caller, responses))
+                    task = serving.create_task(self._serve_one(request, caller, trace, responses))
                     task.add_done_callback(lambda _: places.release())
         except Exception:
             log.exception("a stream of requests ended by a bug")
@@ -127,11 +132,12 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         self,
         request: pb.ModelInferRequest,
         caller: Caller,
+        trace: TraceContext,
         responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
     ) -> None:
         """One request's error is its own: the stream and the others go on."""
         try:
-            async with contextlib.aclosing(self._answer(request, caller, None)) as answer:
+            async with contextlib.aclosing(self._answer(request, caller, trace, None)) as answer:
                 async for item in answer:
                     if isinstance(item, Outcome):
                         part = write_infer(request, self._model, (), "", item.finish_reason.value)
@@ -148,12 +154,13 @@ class KServeService(pb_grpc.GRPCInferenceServiceServicer):
         await responses.put(pb.ModelStreamInferResponse(error_message=message, infer_response=failed))
 
     async def _answer(
-        self, request: pb.ModelInferRequest, caller: Caller, deadline_s: float | None
+        self, request: pb.ModelInferRequest, caller: Caller, trace: TraceContext, deadline_s: float | None
     ) -> AsyncGenerator[Delta | Outcome, None]:
         if request.model_version not in ("", "1"):
             raise InvalidRequest("model_version", f"{request.model_version!r} is not served; there is version 1")
         request_id = validate_request_id(request.id) if request.id else uuid.uuid4().hex
-        async with contextlib.aclosing(self._pipeline.generate(read_infer(request), request_id, deadline_s, caller)) as stream:
+        answers = self._pipeline.generate(read_infer(request), request_id, deadline_s, caller, trace)
+        async with contextlib.aclosing(answers) as stream:
             async for item in stream:
                 yield item
 

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import grpc.aio
@@ -23,22 +24,24 @@ from router.membership import follow
 from router.operations import OperationsService
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, build_server
-from router.state import WorkerTable
+from router.state import WORKER_STATES, WorkerTable
 from router.tokenizers import tokenizer_loader
-from router.worker import WorkerInfo
+from router.worker import DECODE, PREFILL, WorkerInfo
 from tandem.clock import MonotonicClock
 from tandem.config import RouterConfig
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS, REQUESTS, WORKERS, Load, exposition
+from tandem.request import Phase
 from tandem.rpc import bind, create_internal_channel
+from tandem.tracing import make_tracer
 from tandem.trust import Certificates, Trust
 from tandem.v1 import worker_pb2_grpc
 
-__all__ = ["Ports", "run_router", "serve"]
+__all__ = ["Ports", "requests_by_phase", "run_router", "serve", "workers_by_state"]
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 10.0
+_LASTING = (Phase.RECEIVED, Phase.QUEUED, Phase.PREFILLING, Phase.DECODING)
 
 
 class Ports(NamedTuple):
@@ -63,13 +66,16 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
 
     fleet = Fleet(table, connect, tokenizer_loader(config.model))
     callers = Callers.load(config.api_keys_file)
-    pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), callers=callers, measures=measures)
+    tracer = make_tracer(config.tracing, "router", router_id)
+    clock = MonotonicClock()
+    pipeline = Pipeline(config, table, lambda: fleet.model, clock, callers=callers, measures=measures, tracer=tracer)
     reporter = HealthReporter(table)
     await reporter.start()
     controller = create_internal_channel(controller_address, trust)
     control, operators = worker_pb2_grpc.ControlStub(controller), frozenset(config.operators.replace(",", " ").split())
     operations = OperationsService(pipeline, fleet, table, control, operators)
-    server = build_server(InferenceService(pipeline, fleet), operations, reporter, config.max_message_bytes)
+    services = InferenceService(pipeline, fleet), operations
+    server = build_server(*services, reporter, config.max_message_bytes, config.connection_age_s)
     port = bind(server, config.host, config.grpc_port, certificates)
     gateway = Gateway(pipeline, fleet, table, config.max_message_bytes, exposition, lambda: reporter.stopped)
     bounds = config.client_timeout_s, config.max_connections
@@ -81,15 +87,16 @@ async def serve(config: RouterConfig, controller_address: str, on_ready: Callabl
         try:
             await _first(stop.wait(), following)
             await reporter.stop()
-            log.info("stopping: no new requests; those that run have %.0f s", _GRACE_S)
+            log.info("stopping: no new requests; those that run have %.0f s", config.grace_s)
             # Shielded: a stop that is cut short by another is in order, one that is cancelled is told as an error by gRPC.
-            await _first(asyncio.shield(_stop(server, http, _GRACE_S)), hurry.wait())
+            await _first(asyncio.shield(_stop(server, http, config.grace_s)), hurry.wait())
         finally:
             following.cancel()
             await _stop(server, http, 0.0)
             await asyncio.wait([following])
             await fleet.close()
             await controller.close()
+            await asyncio.to_thread(tracer.close)
 
 
 def run_router(config: RouterConfig, controller_address: str) -> int:
@@ -110,9 +117,23 @@ def _shown(table: WorkerTable, pipeline: Pipeline, measures: Measures) -> Iterat
     with contextlib.ExitStack() as hide:
         hide.callback(POOLS.add(lambda: _loads(table)))
         hide.callback(MEASURED.add(measures))
-        hide.callback(REQUESTS.add(lambda: {(phase,): count for phase, count in pipeline.num_by_phase.items()}))
-        hide.callback(WORKERS.add(lambda: Counter((entry.handle.info.role, entry.state) for entry in table.entries)))
+        hide.callback(REQUESTS.add(lambda: requests_by_phase(pipeline)))
+        hide.callback(WORKERS.add(lambda: workers_by_state(table)))
         yield
+
+
+def requests_by_phase(pipeline: Pipeline) -> Counter[tuple[str, ...]]:
+    """Every phase that lasts, also when no request is in it: an idle router is not one that is gone."""
+    held: Counter[tuple[str, ...]] = Counter({(phase.value,): 0 for phase in _LASTING})
+    held.update({(phase,): count for phase, count in pipeline.num_by_phase.items()})
+    return held
+
+
+def workers_by_state(table: WorkerTable) -> Counter[tuple[str, ...]]:
+    """Every pool and state."""
+    known: Counter[tuple[str, ...]] = Counter(dict.fromkeys(product((PREFILL, DECODE), WORKER_STATES), 0))
+    known.update((entry.handle.info.role, entry.state) for entry in table.entries)
+    return known
 
 
 def _loads(table: WorkerTable) -> Iterator[tuple[str, Load]]:

@@ -6,16 +6,12 @@ from collections.abc import Callable
 
 from router.events import Failed
 from router.job import Job
-from tandem import errors
 from tandem.buckets import concurrency_bucket, prompt_bucket
 from tandem.errors import InvalidRequest, Overloaded, Unavailable
-from tandem.measures import Measures
+from tandem.measures import FAILURES, Measures
 from tandem.request import Phase
 
 __all__ = ["RequestMeasures"]
-
-# Of failed attempts: names of workers' errors, and the router's own. What a worker calls something else is "other".
-_KINDS = {*errors.__all__, "WorkerLost", "Stalled", "Dropped"}
 
 
 class RequestMeasures:
@@ -45,7 +41,7 @@ class RequestMeasures:
             self._to.observe("inter_token_latency_seconds", seconds / num_tokens, *labels)
 
     def failed(self, failure: Failed) -> None:
-        self._to.add("attempts_failed", 1, failure.kind if failure.kind in _KINDS else "other")
+        self._to.add("attempts_failed", 1, failure.kind if failure.kind in FAILURES else "other")
 
     def ended(self, job: Job) -> None:
         outcome = _outcome(job)

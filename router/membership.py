@@ -50,7 +50,7 @@ def membership_of(snapshot: pb.MembershipSnapshot) -> Membership:
         for role, pool in snapshot.pools.items()
     }
     events = tuple(ClusterEvent(e.number, e.time_s, e.kind, e.subject, e.text) for e in snapshot.events)
-    return Membership(members, pools, events)
+    return Membership(members, pools, events, tuple(snapshot.cordoned))
 
 
 def worker_of(worker: pb.WorkerDescription) -> WorkerInfo:
@@ -72,4 +72,5 @@ def worker_of(worker: pb.WorkerDescription) -> WorkerInfo:
         transport=worker.transport,
         kv_blocks_total=worker.kv_blocks_total,
         state_slots_total=worker.state_slots_total,
+        metrics_address=worker.metrics_address,
     )

@@ -26,6 +26,7 @@ from router.model import ServedModel
 from router.placement import Need
 from router.retry import Retries
 from router.state import WorkerTable
+from router.traced import RequestTraces
 from router.validation import ValidRequest, validate
 from tandem.cache.names import Prefix
 from tandem.clock import Clock
@@ -33,6 +34,8 @@ from tandem.config import RouterConfig
 from tandem.errors import Unavailable
 from tandem.measures import Measures
 from tandem.request import FinishReason, Phase, Request, Timings
+from tandem.trace_context import NO_TRACE, TraceContext
+from tandem.tracing import NO_TRACER, Span, Tracer
 from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["Pipeline"]
@@ -46,7 +49,7 @@ _INLINE_CHARS = 4096
 class Pipeline:
     """model: the served one, None before any worker is known. observe: called once with each job when it has ended.
     callers, client_timeout_s: who may call, and how long a client that does not read is waited for; for the front doors.
-    measures: where what is measured is added."""
+    measures: where what is measured is added. tracer: of each request's trace."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Pipeline:
         observe: Callable[[Job], None] = lambda job: None,
         callers: Callers | None = None,
         measures: Measures | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.callers = callers or Callers()
         self.client_timeout_s = config.client_timeout_s
@@ -68,6 +72,7 @@ class Pipeline:
         self._queue = PlacementQueue(table, config.max_queue, config.queue_wait_s, config.batch_ageing_s)
         self._jobs: dict[int, Job] = {}
         self._measured = RequestMeasures(measures or Measures(), lambda: len(self._jobs))
+        self._traced = RequestTraces(tracer)
 
     @property
     def num_by_phase(self) -> Counter[str]:
@@ -75,35 +80,43 @@ class Pipeline:
         return Counter(job.phase.value for job in self._jobs.values())
 
     async def generate(
-        self, message: pb.GenerateRequest, request_id: str, deadline_s: float | None = None, caller: Caller = ANYONE
+        self,
+        message: pb.GenerateRequest,
+        request_id: str,
+        deadline_s: float | None = None,
+        caller: Caller = ANYONE,
+        trace: TraceContext = NO_TRACE,
     ) -> AsyncGenerator[Delta | Outcome, None]:
         """Deltas as they come, then one outcome; of each of the n answers, told apart by their index. Closing the generator, or
         cancelling its reader, frees the workers at once.
 
-        deadline_s: seconds from now.
+        deadline_s: seconds from now. trace: the client's.
 
         Raises:
             RequestError: see `tandem.errors`. TimeoutError: the deadline passed.
         """
         until = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
-        jobs = [self._open(message, request_id, caller)]
-        under_way = contextlib.ExitStack()
+        span = self._traced.received(trace)
+        jobs = [self._open(message, request_id, caller, span)]
+        under_way, failure = contextlib.ExitStack(), ""
         try:
             async with asyncio.timeout_at(until):
                 model, valid = await self._validate(jobs[0])
             under_way.enter_context(caller.admitted(valid.num_answers))
-            jobs += [self._open(message, request_id, caller) for _ in range(1, valid.num_answers)]
+            jobs += [self._open(message, request_id, caller, span) for _ in range(1, valid.num_answers)]
             for index, job in enumerate(jobs):
                 self._prepare(job, model, valid, index)
             async with contextlib.aclosing(merge([self._answer(job, until) for job in jobs])) as answers:
                 async for item in answers:
                     yield item
         except BaseException as error:
+            failure = "Cancelled" if _is_gone(error) else type(error).__name__
             for job in jobs:
                 self._close(job, error)
             raise
         finally:
             under_way.close()
+            self._traced.ended(jobs, span, failure)
 
     async def _answer(self, job: Job, until: float | None) -> AsyncGenerator[Delta | Outcome, None]:
         try:
@@ -115,9 +128,9 @@ class Pipeline:
             self._close(job, error)
             raise
 
-    def _open(self, message: pb.GenerateRequest, request_id: str, caller: Caller) -> Job:
+    def _open(self, message: pb.GenerateRequest, request_id: str, caller: Caller, span: Span) -> Job:
         retries = Retries(self._config.max_attempts, self._config.queue_wait_s, self._queue.retry_after_s)
-        job = Job(message, request_id, caller, Timings(received=self._clock.now()), retries)
+        job = Job(message, request_id, caller, Timings(received=self._clock.now()), retries, span=span)
         self._jobs[id(job)] = job
         return job
 
@@ -126,8 +139,7 @@ class Pipeline:
         if self._jobs.pop(id(job), None) is None:
             return
         if error is not None:
-            gone = isinstance(error, asyncio.CancelledError | GeneratorExit)
-            job.phase, job.error = Phase.CANCELLED if gone else Phase.FAILED, error
+            job.phase, job.error = Phase.CANCELLED if _is_gone(error) else Phase.FAILED, error
         job.timings.finished = job.timings.finished or self._clock.now()
         self._measured.ended(job)
         self._observe(job)
@@ -150,7 +162,8 @@ class Pipeline:
         self._admit(job, until)
         async with asyncio.timeout_at(until):
             while True:
-                attempt = None
+                attempt: Attempt | None = None
+                failure: Failed | None = None
                 try:
                     attempt = await self._place(job)
                     await self._prefill(job, attempt)
@@ -164,6 +177,7 @@ class Pipeline:
                     if attempt is not None:
                         attempt.stop()
                     self._table.release(job.key)
+                    self._traced.attempt_over(job, attempt, failure)
                 log.warning("request %s, attempt %d: %s: %s", job.request_id, job.number, failure.worker_id, failure.reason)
                 await asyncio.sleep(job.retries.after(failure, attempt.decode_id if attempt else failure.worker_id))
 
@@ -205,13 +219,15 @@ class Pipeline:
             is_resumed=bool(request.generated),
         )
         tried = frozenset(job.retries.tried)
-        with job.caller.queued():
+        with job.caller.queued(), self._traced.queued(job):
             placed = await self._queue.place(job.ticket, job.key, need, len(request.tokens), tried)
         prefill, decode = self._table.handle(placed.prefill_id), self._table.handle(placed.decode_id)
         if prefill is None or decode is None:
             gone = placed.prefill_id if prefill is None else placed.decode_id
             raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
         hooks = Hooks(partial(self._measured.gap, job), partial(self._measured.handed_off, job))
+        if trace := self._traced.placed(job, request):
+            request = dataclasses.replace(request, trace=trace)
         return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config, hooks)
 
     def _prefix(self, request: Request) -> Prefix | None:
@@ -252,6 +268,11 @@ class Pipeline:
             cached_tokens=attempt.cached_tokens,
             index=job.index,
         )
+
+
+def _is_gone(error: BaseException) -> bool:
+    """The client has left."""
+    return isinstance(error, asyncio.CancelledError | GeneratorExit)
 
 
 def _num_chars(message: pb.GenerateRequest) -> int:

@@ -32,6 +32,7 @@ from router.writer import write
 from tandem.errors import InvalidRequest, RequestError
 from tandem.request import TokenLogprobs
 from tandem.rpc import create_server
+from tandem.tracing import read_context
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import kserve_pb2 as kserve
 from tandem.v1 import kserve_pb2_grpc as kserve_grpc
@@ -104,8 +105,9 @@ class InferenceService:
 
     async def _answer(self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext) -> None:
         """`write` waits for the client; what comes meanwhile is one message afterwards."""
-        caller = self._pipeline.callers.identify(context.invocation_metadata() or ())
-        stream = self._pipeline.generate(request, request_id, context.time_remaining(), caller)
+        metadata = context.invocation_metadata() or ()
+        caller, trace = self._pipeline.callers.identify(metadata), read_context(metadata)
+        stream = self._pipeline.generate(request, request_id, context.time_remaining(), caller, trace)
         async with contextlib.aclosing(stream):
             async for item in stream:
                 await write(context, _response(item, self._token_bytes), self._pipeline.client_timeout_s)
@@ -158,10 +160,14 @@ class HealthReporter:
 
 
 def build_server(
-    inference: InferenceService, operations_service: OperationsService, reporter: HealthReporter, max_message_bytes: int
+    inference: InferenceService,
+    operations_service: OperationsService,
+    reporter: HealthReporter,
+    max_message_bytes: int,
+    connection_age_s: float = 0.0,
 ) -> grpc.aio.Server:
-    """All services on one server, without a port yet."""
-    server = create_server(max_message_bytes, inference.interceptors)
+    """All services on one server, without a port yet. See `create_server` for its numbers."""
+    server = create_server(max_message_bytes, inference.interceptors, connection_age_s)
     # By hand: the generated code would answer bytes that do not parse with UNKNOWN.
     methods = {
         "Generate": grpc.unary_stream_rpc_method_handler(

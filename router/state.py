@@ -14,7 +14,9 @@ from router.prefixes import PrefixDirectory, PrefixEntry
 from router.worker import DECODE, PREFILL, WorkerHandle, WorkerLoad
 from tandem.request import ServiceClass
 
-__all__ = ["WorkerEntry", "WorkerTable"]
+__all__ = ["WORKER_STATES", "WorkerEntry", "WorkerTable"]
+
+WORKER_STATES = ("starting", "ready", "draining", "lost")
 
 
 @dataclass(slots=True, eq=False)

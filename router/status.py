@@ -33,6 +33,7 @@ def status_of(fleet: Fleet, table: WorkerTable, num_by_phase: Mapping[str, int])
         requests=num_by_phase,
         pools={role: _pool(fleet, table, role) for role in (PREFILL, DECODE)},
         events=map(_event, fleet.events),
+        cordoned=fleet.cordoned,
     )
 
 

@@ -21,7 +21,8 @@ Sink = Callable[[AttemptEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's description of itself. id: never reused. role: PREFILL or DECODE."""
+    """A worker's description of itself. id: never reused. role: PREFILL or DECODE. metrics_address: host:port of its own
+    /metrics; empty: it has none."""
 
     id: str
     role: str
@@ -32,6 +33,7 @@ class WorkerInfo:
     transport: str = ""
     kv_blocks_total: int = 0
     state_slots_total: int = 0
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ __all__ = [
     "PrefillConfig",
     "RouterConfig",
     "TlsConfig",
+    "TracingConfig",
     "TransferConfig",
     "TrustConfig",
     "WorkerConfig",
@@ -39,7 +40,9 @@ __all__ = [
     "load",
     "load_file",
     "on_node",
+    "otlp_protocol",
     "ray_address",
+    "traces_wanted",
     "transfer_of",
 ]
 
@@ -67,7 +70,8 @@ class CacheConfig:
     """Sizes of the two pools of a worker.
 
     block_size_tokens: tokens per KV block; both pools of workers must agree.
-    budget_bytes: memory for KV blocks and state slots together; 0: `free_fraction` of what is available at start.
+    budget_bytes: memory for KV blocks and state slots together; 0: `free_fraction` of what is available at start, to this
+    machine or to the control group (a pod's, for example) that limits the worker.
     free_fraction: share of the available memory that one worker may take when no budget is given.
     max_sequences: most sequences that hold a state slot at once.
     prefix_gib: memory of a prefill worker for copies of recurrent states, at which prompts that begin alike take up the work
@@ -174,12 +178,26 @@ class TrustConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """otlp_endpoint: URL of an OpenTelemetry collector, such as http://127.0.0.1:4317, to which every process sends its spans
+    of requests; empty: as the OTEL_ variables of the environment say, and without those nowhere."""
+
+    otlp_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: it is no URL."""
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"tracing.otlp_endpoint: {self.otlp_endpoint!r} does not begin with http:// or https://")
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Everything that one prefill or decode worker needs. host: where its internal gRPC server listens (port chosen by
     the system), and what it tells others; empty: the address of its node, which a cluster of several hosts needs.
     threads: intra-op compute threads; 0: all cores. seed of nothing: workers have no randomness of their own.
     drain_s: how long a worker that was asked to end lets finish what runs, before it hands it over to others.
-    metrics_port: of an HTTP endpoint of the worker's own metrics, for a node with one worker; 0: none, routers show them."""
+    metrics_port: of an HTTP endpoint of the worker's own metrics, which routers name in /metrics/targets; 0: none, routers
+    show them; -1: any free one."""
 
     model: ModelSource = field(default_factory=ModelSource)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -187,6 +205,7 @@ class WorkerConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     host: str = "127.0.0.1"
     threads: int = 0
     drain_s: float = 300.0
@@ -206,6 +225,9 @@ class RouterConfig:
     max_new_tokens_default: when a client gives none. max_message_bytes: largest message from a client.
     client_timeout_s: the longest that a client may take to send a request, and that it may leave what is written to it unread.
     max_connections: over HTTP, at once; one more is closed unserved.
+    connection_age_s: a gRPC connection takes new calls for so long; then its client connects anew, behind a Service perhaps to
+    another router, and the calls that run on the old one go on there. 0: as long as it stands.
+    grace_s: for streams that run when the router is asked to end.
     tls: of the ports for clients; with a ca_file clients must show a certificate. trust: see `TrustConfig`.
     api_keys_file: who may call, see `router.callers`; empty: everybody who reaches the ports.
     operators: names of the API keys that may scale, drain and replace, with commas between them; empty: every caller may."""
@@ -224,10 +246,13 @@ class RouterConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     client_timeout_s: float = 60.0
     max_connections: int = 4096
+    connection_age_s: float = 0.0
+    grace_s: float = 10.0
     api_keys_file: str = ""
     operators: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +290,12 @@ class AutoscaleConfig:
 class ClusterConfig:
     """What `tandem up` starts. prefill, decode: wanted workers per pool, until they are scaled. max_prefill, max_decode: to how
     many a pool of a cluster on this machine can be scaled, among which its memory is divided at the start; 0: as many as
-    are wanted, and 4 at least. autoscale: by policy, off by default. trust: of all its processes."""
+    are wanted, and 4 at least. autoscale: by policy, off by default. trust, tracing: of all its processes."""
 
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     trust: TrustConfig = field(default_factory=TrustConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     prefill: int = 1
     decode: int = 1
@@ -349,6 +375,21 @@ def cache_home() -> Path:
         return Path(home)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tandem"
+
+
+def traces_wanted(tracing: TracingConfig) -> bool:
+    """Whether this process sends spans: its settings name a collector, or OpenTelemetry's own variables do
+    (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/) and do not turn it off."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return bool(tracing.otlp_endpoint) or any(os.environ.get(name) for name in named)
+
+
+def otlp_protocol() -> str:
+    """As the environment says; OpenTelemetry's Python packages take gRPC by default."""
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
 
 
 def ray_address() -> str:

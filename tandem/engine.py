@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
 from tandem.cache.budget import num_checkpoints, size_pools
@@ -14,6 +13,7 @@ from tandem.cache.memory import CacheMemory
 from tandem.cache.pool import IndexPool
 from tandem.config import WorkerConfig
 from tandem.grammar import Grammars
+from tandem.memory_limit import available_bytes
 from tandem.model.batch import ForwardBatch, SequenceChunk
 from tandem.model.load import LoadedModel, load_model
 from tandem.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class Engine:
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
         loaded = load_model(config.model, progress, config.device)
         specs = loaded.model.cache_specs(config.cache.block_size_tokens)
-        budget = config.cache.budget_bytes or int(psutil.virtual_memory().available * config.cache.free_fraction)
+        budget = config.cache.budget_bytes or int(available_bytes() * config.cache.free_fraction)
         sizes = size_pools(specs, budget, loaded.max_context_tokens, config.cache.max_sequences)
         all_slots = sizes.num_slots + num_checkpoints(specs, checkpoint_bytes, sizes.num_blocks)
         return cls(

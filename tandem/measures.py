@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["ALL", "FAMILIES", "LATENCY_LABELS", "Family", "Key", "Measures", "Series"]
+__all__ = ["ALL", "FAILURES", "FAMILIES", "LATENCY_LABELS", "OUTCOMES", "Family", "Key", "Measures", "Series"]
 
 LATENCY_LABELS = ("prompt_bucket", "concurrency_bucket", "class")
 """Of every latency. A step of a worker serves requests of all lengths and classes; it has `ALL` there."""
@@ -21,18 +21,32 @@ ALL = "all"
 _STEP_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _WAIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TRANSFER_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_CLASSES = ("interactive", "batch")
+OUTCOMES = ("stop", "length", "cancelled", "deadline", "refused", "overloaded", "unavailable", "failed")
+# Names of errors that end an attempt, the router's own, and whatever else a worker may call one.
+FAILURES = (
+    *("NoRoom", "HandoffRefused", "Leaving", "Evicted", "TransferFailed", "LeaseLost", "HandoffError"),
+    *("InvalidRequest", "Overloaded", "WorkerLost", "Stalled", "Dropped", "other"),
+)
+# Of a hand-off's record; and the record itself, and its time.
+_FIELDS = (
+    *("lease_id", "epoch", "nonce", "writer_id", "request_id", "attempt", "fingerprint", "layout_digest", "num_positions"),
+    *("kv_bytes", "state_bytes", "first_token", "compute_done_s", "clock_id", "state_checksum", "record", "expires_at"),
+)
 _BATCH = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """name: without `tandem_`, and for counters without `_total`. bounds: of a histogram, ascending, the bound included; empty:
-    a counter."""
+    a counter. values: of each of a counter's labels, those that can be; so it is shown at 0 before the first: to Prometheus
+    there is no increase from nothing to 1."""
 
     name: str
     text: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -44,21 +58,21 @@ FAMILIES: Mapping[str, Family] = {
         Family("time_to_first_token_seconds", "From a request's arrival to its first token.", LATENCY_LABELS, _WAIT_S),
         Family("handoff_exposed_seconds", "From prefill's last compute to a verified state.", LATENCY_LABELS, _TRANSFER_S),
         Family("inter_token_latency_seconds", "Between two tokens of an answer.", LATENCY_LABELS, _STEP_S),
-        Family("requests", "Requests that have ended.", ("outcome", "class")),
-        Family("prompt_tokens", "Tokens of the prompts of requests that have ended.", ("class",)),
-        Family("attempts_failed", "Attempts that a worker ended; most are placed again.", ("kind",)),
+        Family("requests", "Requests that have ended.", ("outcome", "class"), values=(OUTCOMES, _CLASSES)),
+        Family("prompt_tokens", "Tokens of the prompts of requests that have ended.", ("class",), values=(_CLASSES,)),
+        Family("attempts_failed", "Attempts that a worker ended; most are placed again.", ("kind",), values=(FAILURES,)),
         # Of prefill workers.
         Family("prefill_step_seconds", "One step of a prefill worker.", LATENCY_LABELS, _WAIT_S),
-        Family("prefill_tokens", "Prompt tokens computed.", ("class",)),
-        Family("prefix_cache_hit_tokens", "Prompt tokens found, and not computed again.", ("class",)),
-        Family("transfer_bytes", "Bytes handed off.", ("kind",)),
+        Family("prefill_tokens", "Prompt tokens computed.", ("class",), values=(_CLASSES,)),
+        Family("prefix_cache_hit_tokens", "Prompt tokens found, and not computed again.", ("class",), values=(_CLASSES,)),
+        Family("transfer_bytes", "Bytes handed off.", ("kind",), values=(("kv", "state"),)),
         Family("transfer_held_bytes", "Bytes of keys and values that decode workers held already."),
         Family("transfer_seconds", "Time with writes of a hand-off in flight.", ("kind", *LATENCY_LABELS), _TRANSFER_S),
         # Of decode workers.
         Family("decode_step_seconds", "One step of a decode worker.", LATENCY_LABELS, _STEP_S),
         Family("decode_batch_size", "Sequences in a step of a decode worker.", (), _BATCH),
-        Family("decode_tokens", "Tokens drawn by decode workers.", ("class",)),
-        Family("handoffs_refused", "Hand-offs that did not match their record, by the field.", ("field",)),
+        Family("decode_tokens", "Tokens drawn by decode workers.", ("class",), values=(_CLASSES,)),
+        Family("handoffs_refused", "Hand-offs that did not match their record, by the field.", ("field",), values=(_FIELDS,)),
     )
 }
 

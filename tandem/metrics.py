@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, product
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -32,6 +33,7 @@ __all__ = [
     "Load",
     "LoadSource",
     "MeasureCollector",
+    "MetricsEndpoint",
     "PoolCollector",
     "exposition",
     "serve_metrics",
@@ -132,7 +134,8 @@ def _evictions(counts: Mapping[str, int]) -> CounterMetricFamily:
 
 
 class MeasureCollector(Collector):
-    """All of `tandem.measures.FAMILIES`, summed over the sources; families of which nothing is known yet are named too."""
+    """All of `tandem.measures.FAMILIES`, summed over the sources; families of which nothing is known yet are named too, and
+    where something is measured, counters of which the labels' values are known are shown from 0 on."""
 
     def __init__(self) -> None:
         self._sources: list[Measures] = []
@@ -148,6 +151,8 @@ class MeasureCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         sums = Measures()
+        if self._sources:
+            sums.merge(_ZEROS)
         for source in self._sources:
             sums.merge(source.series().values())
         by_family: dict[str, list[Series]] = {name: [] for name in FAMILIES}
@@ -155,6 +160,11 @@ class MeasureCollector(Collector):
             by_family[name].append(series)
         for name, found in by_family.items():
             yield _measured(FAMILIES[name], found)
+
+
+_ZEROS = tuple(
+    Series((family.name, values), 0.0) for family in FAMILIES.values() if family.values for values in product(*family.values)
+)
 
 
 def _measured(family: Family, found: Iterable[Series]) -> Metric:
@@ -205,16 +215,24 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[
     return family
 
 
-def serve_metrics(host: str, port: int) -> Callable[[], None]:
-    """`GET /metrics` of this process, without encryption, from a thread of its own; port 0: not at all. Returns what ends it.
+@dataclass(frozen=True, slots=True)
+class MetricsEndpoint:
+    """address: host:port; empty: there is none. stop: ends it."""
+
+    address: str = ""
+    stop: Callable[[], None] = lambda: None
+
+
+def serve_metrics(host: str, port: int) -> MetricsEndpoint:
+    """`GET /metrics` of this process, without encryption, from a thread of its own; port 0: not at all; -1: any free one.
 
     Raises:
         ConfigError: the port cannot be had.
     """
     if not port:
-        return lambda: None
+        return MetricsEndpoint()
     try:
-        server, thread = start_http_server(port, host, REGISTRY)
+        server, thread = start_http_server(max(0, port), host, REGISTRY)
     except OSError as error:
         raise ConfigError(f"cannot serve metrics on {host}:{port} ({error}); choose another metrics_port") from error
 
@@ -223,7 +241,8 @@ def serve_metrics(host: str, port: int) -> Callable[[], None]:
         server.server_close()
         thread.join()
 
-    return stop
+    shown = f"[{host}]" if ":" in host else host
+    return MetricsEndpoint(f"{shown}:{server.server_port}", stop)
 
 
 def exposition() -> bytes:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from tandem.trace_context import NO_TRACE, TraceContext
+
 __all__ = [
     "MAX_ALTERNATIVES",
     "Drawn",
@@ -152,7 +154,8 @@ class Request:
 
     prompt: token ids, at least one. generated: tokens already delivered by an earlier attempt; prefill absorbs
     `prompt + generated`, and counting goes on after them. grammar: what the answer follows, see `tandem.grammar`; empty: none.
-    grammar_after: it holds for what comes after these tokens only, which end a model's reasoning.
+    grammar_after: it holds for what comes after these tokens only, which end a model's reasoning. trace: of the attempt that
+    it is part of.
     """
 
     request_id: str
@@ -164,6 +167,7 @@ class Request:
     output: OutputOptions = OutputOptions()
     grammar: str = ""
     grammar_after: tuple[int, ...] = ()
+    trace: TraceContext = NO_TRACE
 
     @property
     def tokens(self) -> tuple[int, ...]:

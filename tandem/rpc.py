@@ -41,12 +41,15 @@ _RECONNECT_BACKOFF_MAX_MS = 2_000
 def create_server(
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    connection_age_s: float = 0.0,
 ) -> grpc.aio.Server:
     """A server on the running event loop, without a port yet (see `bind`).
 
     max_message_bytes: largest message that it receives; a larger one is refused with RESOURCE_EXHAUSTED.
+    connection_age_s: after so long, give or take a tenth, a client is asked to connect anew; calls that run on the old
+    connection go on there until they end, however long that takes. 0: never.
     """
-    options = (
+    options: tuple[tuple[str, int], ...] = (
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
@@ -56,6 +59,8 @@ def create_server(
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_pings_without_data", 0),
     )
+    if connection_age_s > 0:
+        options += (("grpc.max_connection_age_ms", max(1, round(connection_age_s * 1000))),)
     return grpc.aio.server(interceptors=tuple(interceptors), options=options)
 
 

@@ -8,6 +8,7 @@ from tandem.errors import HandoffError, InvalidRequest, TandemError
 from tandem.grammar import check_grammar
 from tandem.measures import Series
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules, TokenLogprobs
+from tandem.trace_context import TraceContext
 from tandem.v1 import worker_pb2 as pb
 
 __all__ = [
@@ -37,6 +38,8 @@ def request_to_wire(request: Request, attempt: int, router_id: str) -> pb.WireRe
         prompt_logprobs=request.output.prompt_logprobs,
         grammar=request.grammar,
         grammar_after=request.grammar_after,
+        traceparent=request.trace.traceparent,
+        tracestate=request.trace.tracestate,
     )
 
 
@@ -74,6 +77,7 @@ def request_from_wire(wire: pb.WireRequest, vocab_size: int, max_context_tokens:
         output=OutputOptions(_alternatives(wire, "logprobs"), _alternatives(wire, "prompt_logprobs")),
         grammar=wire.grammar,
         grammar_after=tuple(wire.grammar_after),
+        trace=TraceContext(wire.traceparent, wire.tracestate),
     )
     _require(
         request.max_total_tokens <= max_context_tokens, "max_new_tokens", f"exceeds the context of {max_context_tokens} tokens"

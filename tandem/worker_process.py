@@ -25,6 +25,8 @@ _SWITCH_INTERVAL_S = 0.0005
 hand-off: the transfer thread must not wait that long behind the step loop."""
 _LIVENESS_INTERVAL_S = 0.5
 _EXIT_AT_ONCE = 1
+_FAREWELL_S = 2.0
+"""After SIGTERM the process stays for so long when all is done: whoever waits for its end must hear the reason first."""
 TERMINATED = "it was asked to end by SIGTERM"
 """The reason with which `wait_stopped` returns then; what ran has ended or was handed over."""
 
@@ -74,7 +76,7 @@ class WorkerProcess(Generic[H]):
     event loop's, and wait.
 
     start: makes the host; it reports bytes of weights loaded, and in all. SIGTERM drains the worker, after which
-    `wait_stopped` returns; one that has nothing to drain yet, and a second SIGTERM, end the process at once.
+    `wait_stopped` returns and the process ends; one that has nothing to drain yet, and a second SIGTERM, end it at once.
     """
 
     def __init__(self, start: Callable[[Progress], Awaitable[H]]) -> None:
@@ -156,6 +158,10 @@ class WorkerProcess(Generic[H]):
         finally:
             self._reason = reason
             self._stopped.set()
+            if self.terminated:
+                farewell = threading.Timer(_FAREWELL_S, os._exit, (0,))
+                farewell.daemon = True
+                farewell.start()
 
     def _on_terminate(self, number: int, frame: object) -> None:
         """In the main thread, between two instructions of whatever it does: so nothing here may wait or take a lock."""

@@ -30,6 +30,7 @@ from tandem.request import Request
 from tandem.rpc import bind, create_channel
 from tandem.secret import Secret
 from tandem.tokenizer import Tokenizer
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
@@ -39,6 +40,7 @@ from transfer.agent import TransferAgent
 from transfer.nixl_agent import NixlAgent
 
 MakeAgent = Callable[[str, TransferConfig], TransferAgent]
+MakeTracer = Callable[[str, str], Tracer]  # of a role and an id
 
 SECRET = Secret("of this test cluster only")
 SMALL = WorkerConfig(
@@ -95,13 +97,16 @@ async def local_cluster(
     router: RouterConfig | None = None,
     make_prefill_agent: MakeAgent = NixlAgent,
     make_decode_agent: MakeAgent = NixlAgent,
+    make_tracer: MakeTracer = lambda role, instance: NO_TRACER,
 ) -> AsyncIterator[LocalCluster]:
     life = id(asyncio.current_task())
-    decode = [await DecodeHost.start(f"decode-{life}-{i}", config, make_decode_agent) for i in range(num_decode)]
-    prefill = [await PrefillHost.start(f"prefill-{life}-{i}", config, make_prefill_agent) for i in range(num_prefill)]
+    decode_ids = [f"decode-{life}-{i}" for i in range(num_decode)]
+    prefill_ids = [f"prefill-{life}-{i}" for i in range(num_prefill)]
+    decode = [await DecodeHost.start(i, config, make_decode_agent, tracer=make_tracer("decode", i)) for i in decode_ids]
+    prefill = [await PrefillHost.start(i, config, make_prefill_agent, tracer=make_tracer("prefill", i)) for i in prefill_ids]
     for host in prefill:
         assert await host.worker.connect([d.worker.description for d in decode]) == []
-    front = await LocalRouter.start(router or RouterConfig(grpc_port=0, http_port=0))
+    front = await LocalRouter.start(router or RouterConfig(grpc_port=0, http_port=0), make_tracer("router", "router-1"))
     await front.watch([host.worker.description for host in (*prefill, *decode)])
     yield LocalCluster(prefill, decode, front)
     await front.stop()
@@ -133,14 +138,14 @@ class LocalRouter:
         self.kserve = kserve_grpc.GRPCInferenceServiceStub(self._channel)
 
     @classmethod
-    async def start(cls, config: RouterConfig) -> LocalRouter:
+    async def start(cls, config: RouterConfig, tracer: Tracer = NO_TRACER) -> LocalRouter:
         table, measures = WorkerTable(), Measures()
 
         def connect(info: WorkerInfo) -> GrpcWorkerHandle:
             return GrpcWorkerHandle(info, "router-1", Trust(SECRET), lambda: table.changed(info.id), measures=measures)
 
         fleet = Fleet(table, connect, Tokenizer.load)
-        pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), measures=measures)
+        pipeline = Pipeline(config, table, lambda: fleet.model, MonotonicClock(), measures=measures, tracer=tracer)
         reporter = HealthReporter(table)
         await reporter.start()
         services = InferenceService(pipeline, fleet), OperationsService(pipeline, fleet, table)

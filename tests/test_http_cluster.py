@@ -5,20 +5,29 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tandem.otel import OtelTracer
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import kserve_pb2 as kserve
 from tests.local_cluster import LocalCluster, local_cluster, until
+from tests.traces import PARTS, PROMPT_WORDS, TRACEPARENT, Trace, texts_of, traces_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
+@pytest.fixture(scope="module")
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[LocalCluster]:
-    async with local_cluster(num_prefill=2, num_decode=2) as running:
+async def cluster(spans: InMemorySpanExporter) -> AsyncIterator[LocalCluster]:
+    async with local_cluster(2, 2, make_tracer=lambda *who: OtelTracer.to_exporter(spans, *who)) as running:
         yield running
 
 
@@ -26,6 +35,13 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{cluster.http_url}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+def infer(text: str, asked: dict[str, Any]) -> kserve.ModelInferRequest:
+    request = kserve.ModelInferRequest(model_name="tandem-embedded")
+    for name, value in (("text_input", text), ("sampling_parameters", json.dumps(asked))):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value.encode())
+    return request
 
 
 async def native(cluster: LocalCluster, message: pb.GenerateRequest) -> str:
@@ -81,11 +97,7 @@ async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_thr
 
     async def through_kserve() -> str:
         asked = {"max_tokens": 24, "temperature": 1, "seed": 23, "min_p": 0.01, "presence_penalty": 0.3, "ignore_eos": True}
-        request = kserve.ModelInferRequest(model_name="tandem-embedded")
-        for name, value in (("text_input", b"The river was"), ("sampling_parameters", json.dumps(asked).encode())):
-            tensor = request.inputs.add(name=name, datatype="BYTES", shape=[1])
-            tensor.contents.bytes_contents.append(value)
-        reply = await cluster.kserve.ModelInfer(request)
+        reply = await cluster.kserve.ModelInfer(infer("The river was", asked))
         place = [output.name for output in reply.outputs].index("text_output")
         return reply.raw_output_contents[place][4:].decode()
 
@@ -169,3 +181,96 @@ async def test_what_workers_measure_is_told_to_the_router(cluster: LocalCluster)
     await until(lambda: total("prefill_tokens") + total("prefix_cache_hit_tokens") >= computed_before + len(prompt), 5.0)
     added = {name: total(name) - before[name] for name in names}
     assert added["requests"] == 1
+
+
+async def traced(cluster: LocalCluster, spans: InMemorySpanExporter, count: int = 1) -> list[Trace]:
+    """The traces since the last look, once they are whole and nothing is under way."""
+    await cluster.until_whole()
+    found: list[Trace] = []
+
+    def all_there() -> bool:
+        found[:] = traces_of(spans.get_finished_spans())
+        return len(found) == count and all(trace.is_whole for trace in found)
+
+    await until(all_there, 10.0)
+    spans.clear()
+    return found
+
+
+async def test_a_request_is_one_trace_over_router_prefill_transfer_and_decode(
+    cluster: LocalCluster, spans: InMemorySpanExporter
+) -> None:
+    await cluster.until_whole()
+    spans.clear()
+    text = await native(cluster, pb.GenerateRequest(text=" ".join(PROMPT_WORDS), max_new_tokens=8, ignore_eos=True))
+    (trace,) = await traced(cluster, spans)
+    assert trace.parents == PARTS
+    assert {name: trace.service(name) for name in PARTS} == {
+        "tandem.request": "tandem-router",
+        "tandem.queue": "tandem-router",
+        "tandem.attempt": "tandem-router",
+        "tandem.prefill": "tandem-prefill",
+        "tandem.transfer": "tandem-prefill",
+        "tandem.decode": "tandem-decode",
+    }
+    assert trace.root_parent is None
+    workers = trace.attributes("tandem.attempt")
+    assert trace.instance("tandem.prefill") == workers["tandem.prefill_worker"]
+    assert trace.instance("tandem.decode") == workers["tandem.decode_worker"]
+    assert trace.attributes("tandem.request")["gen_ai.usage.output_tokens"] == 8
+    assert trace.attributes("tandem.decode")["gen_ai.usage.output_tokens"] == 7  # prefill drew the first
+    assert trace.attributes("tandem.transfer")["tandem.state_bytes"] > 0
+    assert trace.in_order("tandem.request", "tandem.queue", "tandem.attempt", "tandem.prefill", "tandem.decode")
+    assert not [word for word in (*PROMPT_WORDS, text) if word in texts_of(trace.spans)]
+
+
+@pytest.mark.parametrize("door", ["grpc", "http", "kserve"])
+async def test_a_clients_trace_goes_on_through_every_door(
+    cluster: LocalCluster, spans: InMemorySpanExporter, door: str
+) -> None:
+    await cluster.until_whole()
+    spans.clear()
+    headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=value"}
+    asked = {"max_tokens": 3, "ignore_eos": True}
+    if door == "grpc":
+        message = pb.GenerateRequest(text="a", max_new_tokens=3, ignore_eos=True)
+        async for _ in cluster.stub.Generate(message, metadata=tuple(headers.items())):
+            pass
+    elif door == "http":
+        async with httpx2.AsyncClient() as http:
+            reply = await http.post(f"{cluster.http_url}/v1/completions", json={"prompt": "a", **asked}, headers=headers)
+            assert reply.status_code == 200
+    else:
+        await cluster.kserve.ModelInfer(infer("a", asked), metadata=tuple(headers.items()))
+    (trace,) = await traced(cluster, spans)
+    assert trace.parents == PARTS
+    assert f"00-{trace.trace_id}-{trace.root_parent}-01" == TRACEPARENT
+    assert {span.context.trace_state.to_header() for span in trace.spans} == {"vendor=value"}
+
+
+async def test_answers_to_one_request_share_its_trace_and_what_ends_at_the_first_token_has_no_transfer(
+    cluster: LocalCluster, spans: InMemorySpanExporter
+) -> None:
+    await cluster.until_whole()
+    spans.clear()
+    await native(cluster, pb.GenerateRequest(text="a", max_new_tokens=1, n=3, sampling=pb.Sampling(temperature=1.0)))
+    (trace,) = await traced(cluster, spans)
+    names = [span.name for span in trace.spans]
+    assert {name: names.count(name) for name in names} == {
+        "tandem.request": 1,
+        "tandem.queue": 3,
+        "tandem.attempt": 3,
+        "tandem.prefill": 3,
+    }
+
+
+async def test_a_client_that_the_collector_does_not_want_is_not_traced(
+    cluster: LocalCluster, spans: InMemorySpanExporter
+) -> None:
+    await cluster.until_whole()
+    spans.clear()
+    unsampled = (("traceparent", TRACEPARENT.removesuffix("01") + "00"),)
+    async for _ in cluster.stub.Generate(pb.GenerateRequest(text="a", max_new_tokens=3), metadata=unsampled):
+        pass
+    await cluster.until_whole()
+    assert spans.get_finished_spans() == ()

@@ -1,5 +1,6 @@
 """What is measured: every value in one bucket, sums that only grow, deltas that lose and repeat nothing, bounded labels."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -8,10 +9,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem import errors
 from tandem.buckets import CONCURRENCY_BUCKETS, PROMPT_BUCKETS, concurrency_bucket, prompt_bucket
-from tandem.measures import ALL, FAMILIES, LATENCY_LABELS, Measures, Series
+from tandem.measures import ALL, FAILURES, FAMILIES, LATENCY_LABELS, OUTCOMES, Measures, Series
 from tandem.metrics import MeasureCollector
+from tandem.request import FinishReason
 from tandem.wire import series_from_wire, series_to_wire
+from transfer.record import HandoffRecord
 
 STEP = "decode_step_seconds"
 LABELS = (ALL, "4", ALL)
@@ -111,12 +115,37 @@ def test_prometheus_reads_what_is_shown_and_all_families_are_named_before_anythi
     collector.add(one)
     remove = collector.add(other)
     shown = {
-        (sample.name, sample.labels.get("le", "")): sample.value
+        (sample.name, sample.labels.get("le", sample.labels.get("kind", ""))): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
     }
-    assert shown["tandem_transfer_bytes_total", ""] == 14
+    assert (shown["tandem_transfer_bytes_total", "kv"], shown["tandem_transfer_bytes_total", "state"]) == (14, 0)
     assert (shown["tandem_decode_step_seconds_bucket", "0.01"], shown["tandem_decode_step_seconds_bucket", "0.015"]) == (0, 2)
     assert (shown["tandem_decode_step_seconds_count", ""], shown["tandem_decode_step_seconds_bucket", "+Inf"]) == (2, 2)
     remove()
     assert b'tandem_transfer_bytes_total{kind="kv"} 7.0' in generate_latest(registry)
+
+
+def test_a_first_failure_is_an_increase_because_zeros_are_shown_before_it() -> None:
+    collector = MeasureCollector()
+    collector.add(Measures())
+    zeros = {
+        (family.name, tuple(sample.labels.values())): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+    assert set(zeros.values()) == {0}
+    counters = [family for family in FAMILIES.values() if not family.bounds]
+    assert {name for name, _ in zeros} == {f"tandem_{family.name}" for family in counters}
+    assert ("tandem_requests", ("failed", "interactive")) in zeros
+    assert all(len(family.values) == len(family.labels) for family in counters)
+
+
+def test_the_labels_values_that_are_shown_are_those_that_can_be() -> None:
+    fields = {field.name for field in dataclasses.fields(HandoffRecord)}
+    assert set(FAMILIES["handoffs_refused"].values[0]) == fields | {"record", "expires_at"}
+    ends = {reason.value for reason in FinishReason}
+    assert ends < set(OUTCOMES)
+    handoff = {name for name in errors.__all__ if issubclass(getattr(errors, name), errors.HandoffError)}
+    assert handoff < set(FAILURES)
+    assert len(set(FAILURES)) == len(FAILURES)

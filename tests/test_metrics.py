@@ -69,15 +69,21 @@ def test_what_is_shown_is_the_newest_and_a_worker_that_stops_leaves() -> None:
 
 
 def test_a_worker_can_show_its_own_metrics_and_a_port_that_is_taken_is_named(free_port: int) -> None:
-    stop = serve_metrics("127.0.0.1", free_port)
+    endpoint = serve_metrics("127.0.0.1", free_port)
+    other = serve_metrics("127.0.0.1", -1)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=5) as reply:
-            assert b"tandem_kv_blocks" in reply.read()
+        assert endpoint.address == f"127.0.0.1:{free_port}"
+        assert other.address != endpoint.address
+        for address in (endpoint.address, other.address):
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+                assert b"tandem_kv_blocks" in reply.read()
         with pytest.raises(ConfigError, match=f"127.0.0.1:{free_port}.*metrics_port"):
             serve_metrics("127.0.0.1", free_port)
     finally:
-        stop()
-    serve_metrics("127.0.0.1", 0)()
+        endpoint.stop()
+        other.stop()
+    assert serve_metrics("127.0.0.1", 0).address == ""
+    serve_metrics("127.0.0.1", 0).stop()
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ def test_every_command_has_its_module() -> None:
 
 def test_constraints_pin_every_direct_dependency_to_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + extras["dev"] + extras["tracing"]
+    assert set(extras["tracing"]) <= set(extras["dev"])
     pinned = re.findall(r"^([A-Za-z0-9_.-]+)==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
 
     def name(requirement: str) -> str:

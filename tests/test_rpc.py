@@ -73,6 +73,36 @@ async def call(channel: grpc.aio.Channel, kind: str, metadata: object = None) ->
         return await answer
 
 
+async def test_clients_connect_anew_after_a_while_and_what_runs_goes_on_where_it_began() -> None:
+    """Behind a Service the new connection may lead to another router."""
+    peers: list[str] = []
+    go_on = asyncio.Event()
+
+    async def who(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        peers.append(context.peer())
+        return request
+
+    async def long(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield b"first"
+        await go_on.wait()
+        yield context.peer().encode()
+
+    server = create_server(connection_age_s=0.2)
+    methods = {"who": grpc.unary_unary_rpc_method_handler(who), "long": grpc.unary_stream_rpc_method_handler(long)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Age", methods),))
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with create_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(10):
+        stream = channel.unary_stream("/Age/long")(b"")
+        assert await stream.read() == b"first"
+        while len(set(peers)) < 3:  # two connections later …
+            await channel.unary_unary("/Age/who")(b"")
+        go_on.set()
+        assert await stream.read() == peers[0].encode()  # … the stream is on the first one
+        assert await stream.read() is grpc.aio.EOF
+    await server.stop(None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_of_call_passes_with_the_secret(kind: str) -> None:
     calls: list[str] = []

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.errors import InvalidRequest
 from tandem.request import OutputOptions, Request, SamplingParams, ServiceClass, StopRules, TokenLogprobs
+from tandem.trace_context import TraceContext
 from tandem.v1 import worker_pb2 as pb
 from tandem.wire import logprobs_from_wire, logprobs_to_wire, request_from_wire, request_to_wire
 
@@ -35,6 +36,7 @@ requests = st.builds(
     service_class=st.sampled_from(ServiceClass),
     generated=st.lists(tokens, max_size=30).map(tuple),
     output=st.builds(OutputOptions, alternatives, alternatives),
+    trace=st.builds(TraceContext, st.text(max_size=55), st.text(max_size=20)),
 )
 
 

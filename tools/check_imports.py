@@ -39,6 +39,7 @@ ONLY_IN = {
             "controller/store.py",
         ),
     ),
+    "opentelemetry": Owners("the tracer", ("tandem/otel.py",)),
     "nixl": Owners("the one transfer agent", ("transfer/nixl_agent.py",)),
     "grpc": Owners(
         "the service and client modules",
@@ -94,6 +95,8 @@ UNSAFE = ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "she
 PURE = (
     "tandem/errors.py",
     "tandem/request.py",
+    "tandem/trace_context.py",
+    "tandem/tracing.py",
     "tandem/config.py",
     "tandem/secret.py",
     "tandem/trust.py",

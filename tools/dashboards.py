@@ -37,20 +37,25 @@ class Dashboard:
 
 
 # Of one router: `of_workers` is the same at each of them.
-_ONE = "max without (instance, pod, container, endpoint)"
+_ONE = "max without (instance, pod, container, endpoint, job)"
 
 
 def _quantiles(metric: str, labels: str = "", by: str = "") -> list[tuple[str, str]]:
     """p50, p95 and p99 of a histogram, or the p95 by one label."""
     rate = f"rate(tandem_{metric}_bucket{{{_matcher(labels)}}}[$__rate_interval])"
     if by:
-        return [(f"{{{{{by}}}}}", f"histogram_quantile(0.95, sum by (le, {by}) ({rate}))")]
-    return [(f"p{q}", f"histogram_quantile({q / 100}, sum by (le) ({rate}))") for q in (50, 95, 99)]
+        return [(f"{{{{{by}}}}}", _quantile(95, f"sum by (le, {by}) ({rate})"))]
+    return [(f"p{q}", _quantile(q, f"sum by (le) ({rate})")) for q in (50, 95, 99)]
 
 
 def _worker_quantiles(metric: str) -> list[tuple[str, str]]:
     rate = f"{_ONE} (rate(tandem_{metric}_bucket{{{_matcher()}}}[$__rate_interval]))"
-    return [(f"p{q}", f"histogram_quantile({q / 100}, sum by (le) ({rate}))") for q in (50, 95, 99)]
+    return [(f"p{q}", _quantile(q, f"sum by (le) ({rate})")) for q in (50, 95, 99)]
+
+
+def _quantile(percent: int, rates: str) -> str:
+    """Where nothing happened the quantile is NaN, which the comparison takes out."""
+    return f"histogram_quantile({percent / 100}, {rates}) >= 0"
 
 
 def _rate(metric: str, by: str) -> tuple[str, str]:

@@ -46,13 +46,14 @@ class LeaseGrant:
 @dataclass(frozen=True, slots=True)
 class HandoffResult:
     """All bytes are there and the record is on its way. The seconds are those in which a write of that kind was in flight.
-    held_bytes: of keys and values that did not have to travel."""
+    held_bytes: of keys and values that did not have to travel. began_s: when the first was posted, on the sender's clock."""
 
     kv_bytes: int
     state_bytes: int
     kv_seconds: float
     state_seconds: float
     held_bytes: int = 0
+    began_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,17 @@ class Finish:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds in which at least one of several overlapping things ran."""
+    """Seconds in which at least one of several overlapping things ran. began_s: when the first did; None: none has."""
 
     total_s: float = 0.0
+    began_s: float | None = None
     _running: int = 0
     _since_s: float = 0.0
 
     def start(self, now: float) -> None:
         if self._running == 0:
             self._since_s = now
+            self.began_s = now if self.began_s is None else self.began_s
         self._running += 1
 
     def stop(self, now: float) -> None:
@@ -171,6 +174,7 @@ class Outgoing:
             kv_seconds=self.watches["kv"].total_s,
             state_seconds=self.watches["state"].total_s,
             held_bytes=self.finish.held_bytes,
+            began_s=min((watch.began_s for watch in self.watches.values() if watch.began_s is not None), default=0.0),
         )
 
     def take_pending(self, max_bytes: int) -> list[Part]:

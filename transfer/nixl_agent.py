@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 from tandem.config import TransferConfig
-from tandem.errors import PeerRefused, TransferFailed
+from tandem.errors import ConfigError, PeerRefused, TransferFailed
 from transfer.agent import XferHandle, XferState
 from transfer.layout import CacheLayout
 from transfer.plan import Indices
-from transfer.ucx_log import chosen_transport, complaints
+from transfer.ucx_log import chosen_transport, complaints, unavailable
 
 __all__ = ["NixlAgent"]
 
@@ -100,8 +100,8 @@ def _ucx_environment(config: TransferConfig) -> Iterator[_UcxLog]:
     os.environ.update(ours)
     try:
         yield _ucx_log
-        _ucx_log.adopt()
     finally:
+        _ucx_log.adopt()
         for key, value in before.items():
             if value is None:
                 del os.environ[key]
@@ -123,17 +123,15 @@ def _import_nixl() -> tuple[Any, tuple[type[Exception], ...]]:
 
 
 class NixlAgent:
-    """See `TransferAgent`. `name` must be unique to this life of the worker: peers keep connections by name."""
+    """See `TransferAgent`. `name` must be unique to this life of the worker: peers keep connections by name.
+
+    Raises:
+        ConfigError: a transport or a device that was asked for is not there.
+    """
 
     def __init__(self, name: str, config: TransferConfig) -> None:
         self.name = name
-        with _ucx_environment(config) as self._ucx_log:
-            api, self._errors = _import_nixl()
-            self._tls = os.environ.get("UCX_TLS", "unset")
-            # The progress thread spins on a core of its own; sender and receiver poll instead.
-            self._nixl = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-            # A peer is removed only when nothing is in flight to it or when it is dead: do not wait for it then.
-            self._nixl.create_backend("UCX", {"ucx_ep_close_force": "true"})
+        self._nixl = self._make_agent(name, config)
         self._peers: dict[str, _Peer] = {}
         self._xfers: dict[XferHandle, Any] = {}
         self._xfer_peers: dict[XferHandle, str] = {}
@@ -143,6 +141,29 @@ class NixlAgent:
         self._local_probe: Any = None
         self._registered: list[Any] = []
         self._mem_type = "DRAM"
+
+    def _make_agent(self, name: str, config: TransferConfig) -> Any:
+        """UCX itself goes on with what is left of what it was asked for, and only warns: TCP instead of RDMA, for example."""
+        failure = ""
+        before = len(_ucx_log.read()) if _ucx_log else 0
+        with _ucx_environment(config) as self._ucx_log:
+            api, self._errors = _import_nixl()
+            self._tls = os.environ.get("UCX_TLS", "unset")
+            # The progress thread spins on a core of its own; sender and receiver poll instead.
+            agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+            try:
+                # A peer is removed only when nothing is in flight to it or when it is dead: do not wait for it then.
+                agent.create_backend("UCX", {"ucx_ep_close_force": "true"})
+            except self._errors as error:
+                failure = str(error)
+        said = self._ucx_log.read()[before:]
+        if (missing := unavailable(said)) or failure:
+            reason = missing or next(iter(complaints(said)), failure)
+            raise ConfigError(
+                f"transfers cannot be set up as transfer.ucx_tls or UCX_TLS ({self._tls}) and transfer.net_devices or "
+                f"UCX_NET_DEVICES ask for: {reason}"
+            )
+        return agent
 
     @property
     def metadata(self) -> bytes:

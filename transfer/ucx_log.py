@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["chosen_transport", "complaints"]
+__all__ = ["chosen_transport", "complaints", "unavailable"]
 
 _LANES = re.compile(r"(?:intra|inter)-node cfg#\d+ (?P<lanes>.*)$")
 _LANE = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_:.\-]+")
 _ROW = re.compile(r"\| +\d+\.\.[\dKMGinf.]+ +\| (?P<how>[^|]+)\| (?P<config>[^|]+)\|\s*$")
+_MISSING = re.compile(r"UCX +WARN +(?P<what>.*(?:transport|device)s? .*(?:is|are) not available.*)$")
 _SEVERE = re.compile(r"UCX +(?:WARN|ERROR|FATAL)\b")
 
 
@@ -36,3 +37,9 @@ def chosen_transport(log: str) -> str | None:
 def complaints(log: str) -> list[str]:
     """Lines by which UCX warns of something or reports an error."""
     return [line for line in log.splitlines() if _SEVERE.search(line)]
+
+
+def unavailable(log: str) -> str | None:
+    """What UCX was asked to use and does not find, in its words (`transport 'rc' is not available, …`); None: nothing. By
+    itself it goes on with whatever else it was allowed."""
+    return next((found["what"].strip() for line in log.splitlines() if (found := _MISSING.search(line))), None)

@@ -28,6 +28,7 @@ from router.http.fields import parse_object
 from router.http.presence import ClientLeft, EventStream, unless_gone
 from router.http.replies import ChatReply, CompletionReply, Envelope, Reply
 from router.http.static import page_routes
+from router.http.targets import scrape_targets
 from router.job import Outcome
 from router.merge import merge
 from router.pipeline import Pipeline
@@ -35,6 +36,8 @@ from router.state import WorkerTable
 from router.status import status_of
 from router.validation import validate_request_id
 from tandem.errors import InvalidRequest, RequestError
+from tandem.trace_context import TraceContext
+from tandem.tracing import read_context
 
 __all__ = ["Gateway"]
 
@@ -66,6 +69,7 @@ class Gateway:
             Route("/status", self._guarded(self._status), methods=["GET"]),
             *page_routes(),
             Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/metrics/targets", self._guarded(self._targets), methods=["GET"]),
             Route("/healthz", self._alive, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
         ]
@@ -102,6 +106,9 @@ class Gateway:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _targets(self, request: Request, request_id: str) -> Response:
+        return JSONResponse(scrape_targets(request.url.scheme, request.url.netloc, self.table.entries))
 
     async def _alive(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -141,9 +148,8 @@ class Gateway:
         return endpoint
 
     async def _answer(self, request: Request, request_id: str, asked: Asked, reply: Reply) -> Response:
-        stream = merge(
-            [self._items(place, message, request_id, request.state.caller) for place, message in enumerate(asked.messages)]
-        )
+        whose = request_id, request.state.caller, read_context(request.headers.items())
+        stream = merge([self._items(place, message, *whose) for place, message in enumerate(asked.messages)])
         if not asked.stream:
             await unless_gone(request.receive, _collect(stream, reply))
             return JSONResponse(reply.whole())
@@ -156,8 +162,10 @@ class Gateway:
         events = _events(first, stream, reply, asked.include_usage, request_id)
         return EventStream(events)
 
-    async def _items(self, place: int, message: Any, request_id: str, caller: Caller) -> AsyncGenerator[Item, None]:
-        async with contextlib.aclosing(self.pipeline.generate(message, request_id, None, caller)) as answer:
+    async def _items(
+        self, place: int, message: Any, request_id: str, caller: Caller, trace: TraceContext
+    ) -> AsyncGenerator[Item, None]:
+        async with contextlib.aclosing(self.pipeline.generate(message, request_id, None, caller, trace)) as answer:
             async for item in answer:
                 yield place, item
 

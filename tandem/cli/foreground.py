@@ -30,7 +30,7 @@ __all__ = ["Incidents", "StopRequest", "patient_overview", "pools_line", "ready_
 _LOOK_S = 0.2
 _WATCH_S = 1.0
 _ROUTER_READY_S = 60.0
-_ROUTER_GRACE_S = 30.0
+_ROUTER_GRACE_S = 20.0
 _TROUBLES = ("lost", "failed")
 _TOLD = ("scaled", "replaced", "draining", "drained", "resumed")
 _AWAY_S = 60.0
@@ -135,7 +135,7 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
             foreground.watch()
     finally:
         display.clear()
-        router.stop(_ROUTER_GRACE_S)
+        router.stop(config.router.grace_s + _ROUTER_GRACE_S)
         cluster.shutdown()
     return EXIT_OK
 

@@ -72,6 +72,7 @@ def as_json(status: operations_pb2.Status) -> dict[str, Any]:
         "leases": dict(status.leases),
         "lease_ages": dict(status.lease_ages),
         "requests": dict(status.requests),
+        "cordoned": list(status.cordoned),
         "pools": {role: _pool_json(pool) for role, pool in status.pools.items()},
         "events": [
             {"number": event.number, "time": event.time_s, "kind": event.kind, "subject": event.subject, "text": event.text}
@@ -96,6 +97,8 @@ def as_text(status: operations_pb2.Status, num_events: int = 0) -> str:
     lines = [f"model     {status.model_name or 'none yet'}  {status.model_fingerprint}".rstrip()]
     for role, pool in sorted(status.pools.items(), reverse=True):  # prefill first, as requests go
         lines.append(pool_line(role, pool))
+    if status.cordoned:
+        lines.append(f"cordoned  {', '.join(status.cordoned)}")
     lines.append(f"requests  {_counts(status.requests)}")
     lines.append(f"leases    {_counts(status.leases, status.lease_ages)}")
     lines += [

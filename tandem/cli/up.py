@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from tandem.config import ClusterConfig, TrustConfig, load_file
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
+from tandem.tracing import require_tracing
 from tandem.trust import Certificates, Trust, read_secret
 
 __all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "cluster_config_of_file", "run", "settle_trust"]
@@ -51,6 +52,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--chunk-tokens", type=int, metavar="N", help="most prompt tokens in one prefill step (default 512)")
     parser.add_argument("--block-size-tokens", type=int, metavar="N", help="tokens per KV block (default 32)")
+    parser.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send a trace of each request to this OpenTelemetry collector (default: as the OTEL_ variables say)",
+    )
 
 
 def cluster_config(args: argparse.Namespace) -> ClusterConfig:
@@ -73,7 +79,8 @@ def cluster_config(args: argparse.Namespace) -> ClusterConfig:
     router = _given(config.router, host=args.host, grpc_port=args.grpc_port, http_port=args.http_port)
     worker = replace(worker, model=model, cache=cache, prefill=prefill)
     trust = _given(config.trust, secret_file=args.cluster_secret_file)
-    config = replace(config, worker=worker, router=router, trust=trust)
+    tracing = _given(config.tracing, otlp_endpoint=args.otlp_endpoint)
+    config = replace(config, worker=worker, router=router, trust=trust, tracing=tracing)
     config = _given(config, prefill=args.prefill, decode=args.decode, max_prefill=args.max_prefill, max_decode=args.max_decode)
     _check_numbers(config)
     return config
@@ -88,11 +95,13 @@ def cluster_config_of_file(path: str | None, secret_file: str | None) -> Cluster
 
 
 def settle_trust(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with the secret made or read, and the same trust for every process.
+    """The configuration with the secret made or read, and the same trust and the same collector of traces for every process.
 
     Raises:
-        ConfigError: a file cannot be used, or the configuration gives trust in more than one place; says which.
+        ConfigError: a file cannot be used, the configuration gives trust in more than one place, or traces are asked for and
+        OpenTelemetry is not installed; says which.
     """
+    require_tracing(config.tracing)
     if config.trust.secret or config.worker.trust != TrustConfig() or config.router.trust != TrustConfig():
         raise ConfigError("of a cluster's trust only the top-level `trust` can be set, and its secret only by a file")
     secret_file = config.trust.secret_file
@@ -100,7 +109,10 @@ def settle_trust(config: ClusterConfig) -> ClusterConfig:
     trust = replace(config.trust, secret=secret, secret_file="")
     Trust.load(trust)  # whether the certificates can be used shows here, not in a worker's log
     Certificates.load(config.router.tls)
-    return replace(config, trust=trust, worker=replace(config.worker, trust=trust), router=replace(config.router, trust=trust))
+    shared: dict[str, Any] = {"trust": trust}
+    if config.tracing.otlp_endpoint:
+        shared["tracing"] = config.tracing
+    return replace(config, trust=trust, worker=replace(config.worker, **shared), router=replace(config.router, **shared))
 
 
 def check_model(config: ClusterConfig) -> ClusterConfig:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/operations.proto\x12\ttandem.v1\"\x7f\n\x0cScaleRequest\x12\x33\n\x06wanted\x18\x01 \x03(\x0b\x32#.tandem.v1.ScaleRequest.WantedEntry\x12\x0b\n\x03\x61ll\x18\x02 \x03(\t\x1a-\n\x0bWantedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x80\x01\n\nScaleReply\x12/\n\x05pools\x18\x01 \x03(\x0b\x32 .tandem.v1.ScaleReply.PoolsEntry\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\"G\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\x0c\n\nDrainReply\"\x1e\n\x0eReplaceRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\"\n\x0cReplaceReply\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\xa4\x04\n\x06Status\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.tandem.v1.Status.LeasesEntry\x12\x31\n\x08requests\x18\x05 \x03(\x0b\x32\x1f.tandem.v1.Status.RequestsEntry\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.tandem.v1.Status.PoolsEntry\x12\x34\n\nlease_ages\x18\x07 \x03(\x0b\x32 .tandem.v1.Status.LeaseAgesEntry\x12\'\n\x06\x65vents\x18\x08 \x03(\x0b\x32\x17.tandem.v1.ClusterEvent\x1a-\n\x0bLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\x1a\x30\n\x0eLeaseAgesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x0c\x43lusterEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"n\n\x08PoolSize\x12\x0e\n\x06wanted\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07offered\x18\x04 \x01(\x05\x12\x10\n\x08starting\x18\x05 \x01(\x05\x12\x10\n\x08\x64raining\x18\x06 \x01(\x05\"*\n\x0bUsedOfTotal\x12\x0c\n\x04used\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\"\xd1\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\r\n\x05queue\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12)\n\tkv_blocks\x18\n \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12+\n\x0bstate_slots\x18\x0b \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12\x17\n\x0fpool_mismatches\x18\x0c \x01(\x05\x12\x15\n\rwasted_chunks\x18\r \x01(\x05\x12\x1b\n\x13worst_wasted_chunks\x18\x0e \x01(\x05\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x32\xfa\x01\n\nOperations\x12;\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x11.tandem.v1.Status\x12\x37\n\x05Scale\x12\x17.tandem.v1.ScaleRequest\x1a\x15.tandem.v1.ScaleReply\x12\x37\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x15.tandem.v1.DrainReply\x12=\n\x07Replace\x12\x19.tandem.v1.ReplaceRequest\x1a\x17.tandem.v1.ReplaceReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/operations.proto\x12\ttandem.v1\"\x7f\n\x0cScaleRequest\x12\x33\n\x06wanted\x18\x01 \x03(\x0b\x32#.tandem.v1.ScaleRequest.WantedEntry\x12\x0b\n\x03\x61ll\x18\x02 \x03(\t\x1a-\n\x0bWantedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x80\x01\n\nScaleReply\x12/\n\x05pools\x18\x01 \x03(\x0b\x32 .tandem.v1.ScaleReply.PoolsEntry\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\"g\n\x0c\x44rainRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x10\n\x08uncordon\x18\x04 \x01(\x08\x42\x0c\n\n_timeout_s\" \n\nDrainReply\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"\x1e\n\x0eReplaceRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\"\n\x0cReplaceReply\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\xb6\x04\n\x06Status\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12(\n\x07workers\x18\x03 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.tandem.v1.Status.LeasesEntry\x12\x31\n\x08requests\x18\x05 \x03(\x0b\x32\x1f.tandem.v1.Status.RequestsEntry\x12+\n\x05pools\x18\x06 \x03(\x0b\x32\x1c.tandem.v1.Status.PoolsEntry\x12\x34\n\nlease_ages\x18\x07 \x03(\x0b\x32 .tandem.v1.Status.LeaseAgesEntry\x12\'\n\x06\x65vents\x18\x08 \x03(\x0b\x32\x17.tandem.v1.ClusterEvent\x12\x10\n\x08\x63ordoned\x18\t \x03(\t\x1a-\n\x0bLeasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x41\n\nPoolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tandem.v1.PoolSize:\x02\x38\x01\x1a\x30\n\x0eLeaseAgesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x0c\x43lusterEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"n\n\x08PoolSize\x12\x0e\n\x06wanted\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07offered\x18\x04 \x01(\x05\x12\x10\n\x08starting\x18\x05 \x01(\x05\x12\x10\n\x08\x64raining\x18\x06 \x01(\x05\"*\n\x0bUsedOfTotal\x12\x0c\n\x04used\x18\x01 \x01(\x05\x12\r\n\x05total\x18\x02 \x01(\x05\"\xd1\x02\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\r\n\x05queue\x18\x08 \x01(\x05\x12\x0f\n\x07running\x18\t \x01(\x05\x12)\n\tkv_blocks\x18\n \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12+\n\x0bstate_slots\x18\x0b \x01(\x0b\x32\x16.tandem.v1.UsedOfTotal\x12\x17\n\x0fpool_mismatches\x18\x0c \x01(\x05\x12\x15\n\rwasted_chunks\x18\r \x01(\x05\x12\x1b\n\x13worst_wasted_chunks\x18\x0e \x01(\x05\x12\x14\n\x0cstep_seconds\x18\x0f \x01(\x01\x32\xfa\x01\n\nOperations\x12;\n\tGetStatus\x12\x1b.tandem.v1.GetStatusRequest\x1a\x11.tandem.v1.Status\x12\x37\n\x05Scale\x12\x17.tandem.v1.ScaleRequest\x1a\x15.tandem.v1.ScaleReply\x12\x37\n\x05\x44rain\x12\x17.tandem.v1.DrainRequest\x1a\x15.tandem.v1.DrainReply\x12=\n\x07Replace\x12\x19.tandem.v1.ReplaceRequest\x1a\x17.tandem.v1.ReplaceReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,33 +52,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCALEREPLY_POOLSENTRY']._serialized_start=234
   _globals['_SCALEREPLY_POOLSENTRY']._serialized_end=299
   _globals['_DRAINREQUEST']._serialized_start=301
-  _globals['_DRAINREQUEST']._serialized_end=372
-  _globals['_DRAINREPLY']._serialized_start=374
-  _globals['_DRAINREPLY']._serialized_end=386
-  _globals['_REPLACEREQUEST']._serialized_start=388
-  _globals['_REPLACEREQUEST']._serialized_end=418
-  _globals['_REPLACEREPLY']._serialized_start=420
-  _globals['_REPLACEREPLY']._serialized_end=454
-  _globals['_GETSTATUSREQUEST']._serialized_start=456
-  _globals['_GETSTATUSREQUEST']._serialized_end=474
-  _globals['_STATUS']._serialized_start=477
-  _globals['_STATUS']._serialized_end=1025
-  _globals['_STATUS_LEASESENTRY']._serialized_start=814
-  _globals['_STATUS_LEASESENTRY']._serialized_end=859
-  _globals['_STATUS_REQUESTSENTRY']._serialized_start=861
-  _globals['_STATUS_REQUESTSENTRY']._serialized_end=908
+  _globals['_DRAINREQUEST']._serialized_end=404
+  _globals['_DRAINREPLY']._serialized_start=406
+  _globals['_DRAINREPLY']._serialized_end=438
+  _globals['_REPLACEREQUEST']._serialized_start=440
+  _globals['_REPLACEREQUEST']._serialized_end=470
+  _globals['_REPLACEREPLY']._serialized_start=472
+  _globals['_REPLACEREPLY']._serialized_end=506
+  _globals['_GETSTATUSREQUEST']._serialized_start=508
+  _globals['_GETSTATUSREQUEST']._serialized_end=526
+  _globals['_STATUS']._serialized_start=529
+  _globals['_STATUS']._serialized_end=1095
+  _globals['_STATUS_LEASESENTRY']._serialized_start=884
+  _globals['_STATUS_LEASESENTRY']._serialized_end=929
+  _globals['_STATUS_REQUESTSENTRY']._serialized_start=931
+  _globals['_STATUS_REQUESTSENTRY']._serialized_end=978
   _globals['_STATUS_POOLSENTRY']._serialized_start=234
   _globals['_STATUS_POOLSENTRY']._serialized_end=299
-  _globals['_STATUS_LEASEAGESENTRY']._serialized_start=977
-  _globals['_STATUS_LEASEAGESENTRY']._serialized_end=1025
-  _globals['_CLUSTEREVENT']._serialized_start=1027
-  _globals['_CLUSTEREVENT']._serialized_end=1118
-  _globals['_POOLSIZE']._serialized_start=1120
-  _globals['_POOLSIZE']._serialized_end=1230
-  _globals['_USEDOFTOTAL']._serialized_start=1232
-  _globals['_USEDOFTOTAL']._serialized_end=1274
-  _globals['_WORKERSTATUS']._serialized_start=1277
-  _globals['_WORKERSTATUS']._serialized_end=1614
-  _globals['_OPERATIONS']._serialized_start=1617
-  _globals['_OPERATIONS']._serialized_end=1867
+  _globals['_STATUS_LEASEAGESENTRY']._serialized_start=1047
+  _globals['_STATUS_LEASEAGESENTRY']._serialized_end=1095
+  _globals['_CLUSTEREVENT']._serialized_start=1097
+  _globals['_CLUSTEREVENT']._serialized_end=1188
+  _globals['_POOLSIZE']._serialized_start=1190
+  _globals['_POOLSIZE']._serialized_end=1300
+  _globals['_USEDOFTOTAL']._serialized_start=1302
+  _globals['_USEDOFTOTAL']._serialized_end=1344
+  _globals['_WORKERSTATUS']._serialized_start=1347
+  _globals['_WORKERSTATUS']._serialized_end=1684
+  _globals['_OPERATIONS']._serialized_start=1687
+  _globals['_OPERATIONS']._serialized_end=1937
 # @@protoc_insertion_point(module_scope)

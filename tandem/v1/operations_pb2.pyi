@@ -115,18 +115,26 @@ class DrainRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    UNCORDON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     timeout_s: _builtins.float
     """what still runs then goes on elsewhere; absent: the worker's own drain_s"""
+    node: _builtins.str
+    """instead of worker_id: address or name of a host"""
+    uncordon: _builtins.bool
+    """with node: it may have workers again"""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         timeout_s: _builtins.float | None = ...,
+        node: _builtins.str = ...,
+        uncordon: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "node", b"node", "timeout_s", b"timeout_s", "uncordon", b"uncordon", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
@@ -138,12 +146,19 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 class DrainReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that drain now"""
+
     def __init__(
         self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,6 +313,7 @@ class Status(_message.Message):
     POOLS_FIELD_NUMBER: _builtins.int
     LEASE_AGES_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     model_fingerprint: _builtins.str
     @_builtins.property
@@ -322,6 +338,10 @@ class Status(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterEvent]:
         """the newest of the pools, oldest first"""
 
+    @_builtins.property
+    def cordoned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of hosts that get no workers"""
+
     def __init__(
         self,
         *,
@@ -333,10 +353,11 @@ class Status(_message.Message):
         pools: _abc.Mapping[_builtins.str, Global___PoolSize] | None = ...,
         lease_ages: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         events: _abc.Iterable[Global___ClusterEvent] | None = ...,
+        cordoned: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "lease_ages", b"lease_ages", "leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "events", b"events", "lease_ages", b"lease_ages", "leases", b"leases", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "pools", b"pools", "requests", b"requests", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,9 +377,9 @@ class ClusterEvent(_message.Message):
     time_s: _builtins.float
     """Unix time"""
     kind: _builtins.str
-    """scaled, started, ready, replaced, draining, drained, lost, failed, resumed"""
+    """scaled, started, ready, replaced, draining, drained, lost, failed, resumed, cordoned, uncordoned"""
     subject: _builtins.str
-    """a worker's id, or a pool"""
+    """a worker's id, a pool, or a host"""
     text: _builtins.str
     """one sentence, with the reason"""
     def __init__(

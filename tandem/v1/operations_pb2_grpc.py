@@ -76,7 +76,8 @@ class OperationsServicer:
 
     def Drain(self, request, context):
         """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
-        it has begun. NOT_FOUND: it does not run, or drains already.
+        it has begun. NOT_FOUND: it does not run, or drains already. With `node` the same for every worker on that host, which gets
+        no others until it is uncordoned. NOT_FOUND: there is no such node.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,8 @@ class OperationsStub:
     """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number."""
     Drain: _grpc.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]
     """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
-    it has begun. NOT_FOUND: it does not run, or drains already.
+    it has begun. NOT_FOUND: it does not run, or drains already. With `node` the same for every worker on that host, which gets
+    no others until it is uncordoned. NOT_FOUND: there is no such node.
     """
     Replace: _grpc.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]
     """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun."""
@@ -53,7 +54,8 @@ class OperationsAsyncStub(OperationsStub):
     """Change how many workers are wanted; returns at once. INVALID_ARGUMENT: an unknown pool, or no sensible number."""
     Drain: _aio.UnaryUnaryMultiCallable[_operations_pb2.DrainRequest, _operations_pb2.DrainReply]  # type: ignore[assignment]
     """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
-    it has begun. NOT_FOUND: it does not run, or drains already.
+    it has begun. NOT_FOUND: it does not run, or drains already. With `node` the same for every worker on that host, which gets
+    no others until it is uncordoned. NOT_FOUND: there is no such node.
     """
     Replace: _aio.UnaryUnaryMultiCallable[_operations_pb2.ReplaceRequest, _operations_pb2.ReplaceReply]  # type: ignore[assignment]
     """A new worker in the place of every one that the pool has now, one after another. Returns when it has begun."""
@@ -83,7 +85,8 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.DrainReply, _abc.Awaitable[_operations_pb2.DrainReply]]:
         """One worker takes no more work, finishes what it has, and ends; another takes its place, since the wish stays. Returns when
-        it has begun. NOT_FOUND: it does not run, or drains already.
+        it has begun. NOT_FOUND: it does not run, or drains already. With `node` the same for every worker on that host, which gets
+        no others until it is uncordoned. NOT_FOUND: there is no such node.
         """
 
     @_abc_1.abstractmethod

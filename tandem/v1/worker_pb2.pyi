@@ -134,6 +134,8 @@ class WireRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     GRAMMAR_AFTER_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """1, 2, …: events of an earlier attempt are ignored"""
@@ -148,6 +150,9 @@ class WireRequest(_message.Message):
     """the same for the prompt"""
     grammar: _builtins.str
     """llguidance's text of what the answer follows"""
+    traceparent: _builtins.str
+    """W3C: the span of this attempt; empty: it is not traced"""
+    tracestate: _builtins.str
     @_builtins.property
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -179,10 +184,12 @@ class WireRequest(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         grammar: _builtins.str = ...,
         grammar_after: _abc.Iterable[_builtins.int] | None = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "generated", b"generated", "grammar", b"grammar", "grammar_after", b"grammar_after", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "generated", b"generated", "grammar", b"grammar", "grammar_after", b"grammar_after", "logprobs", b"logprobs", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "service_class", b"service_class", "stop_token_ids", b"stop_token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -225,6 +232,7 @@ class WorkerDescription(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """never reused"""
     role: _builtins.str
@@ -236,6 +244,8 @@ class WorkerDescription(_message.Message):
     transport: _builtins.str
     kv_blocks_total: _builtins.int
     state_slots_total: _builtins.int
+    metrics_address: _builtins.str
+    """host:port of its own /metrics; empty: it has none"""
     @_builtins.property
     def model(self) -> Global___ModelIdentity: ...
     def __init__(
@@ -250,10 +260,11 @@ class WorkerDescription(_message.Message):
         model: Global___ModelIdentity | None = ...,
         kv_blocks_total: _builtins.int = ...,
         state_slots_total: _builtins.int = ...,
+        metrics_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kv_blocks_total", b"kv_blocks_total", "model", b"model", "node", b"node", "pid", b"pid", "role", b"role", "state_slots_total", b"state_slots_total", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kv_blocks_total", b"kv_blocks_total", "metrics_address", b"metrics_address", "model", b"model", "node", b"node", "pid", b"pid", "role", b"role", "state_slots_total", b"state_slots_total", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1275,6 +1286,7 @@ class MembershipSnapshot(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
@@ -1282,6 +1294,10 @@ class MembershipSnapshot(_message.Message):
     def pools(self) -> _containers.MessageMap[_builtins.str, Global___PoolWish]: ...
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_operations_pb2.ClusterEvent]: ...
+    @_builtins.property
+    def cordoned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of hosts that get no workers"""
+
     def __init__(
         self,
         *,
@@ -1289,10 +1305,11 @@ class MembershipSnapshot(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         pools: _abc.Mapping[_builtins.str, Global___PoolWish] | None = ...,
         events: _abc.Iterable[_operations_pb2.ClusterEvent] | None = ...,
+        cordoned: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "members", b"members", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "events", b"events", "members", b"members", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

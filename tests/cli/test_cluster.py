@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
+
+from tandem.v1 import inference_pb2, inference_pb2_grpc
+from tests.collector import Collector, collector
+from tests.monitoring.live import RATE_INTERVAL_S, alerts_that_fire, nans, scrape_configuration, unanswered
+from tests.monitoring.prometheus import prometheus
+from tests.traces import PARTS, TRACEPARENT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -42,7 +50,7 @@ def eventually(condition: Callable[[], Any], seconds: float) -> Any:
 class Up:
     """One `tandem up`, and all that it ever started."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         self._stderr = folder / "stderr"
         with self._stderr.open("w") as stderr:
             self.process = subprocess.Popen(
@@ -50,6 +58,7 @@ class Up:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                env={**os.environ, **environment},
             )
         self._seen: dict[int, psutil.Process] = {}
 
@@ -58,9 +67,6 @@ class Up:
         line = self.process.stdout.readline()
         assert line.startswith("ready"), self.stderr()
         return line
-
-    def address(self) -> str:
-        return self.ready_line().split()[2].rstrip(":,")
 
     def stderr(self) -> str:
         return self._stderr.read_text()
@@ -98,15 +104,35 @@ def answer(address: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    cluster = Up(tmp_path_factory.mktemp("up"))
+def traces() -> Iterator[Collector]:
+    with collector() as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("up")
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({"worker": {"metrics_port": -1}}))
+    options = ("--config", str(settings), "--otlp-endpoint", traces.endpoint)
+    cluster = Up(folder, *options, OTEL_BSP_SCHEDULE_DELAY="200")
     yield cluster
     cluster.end()
 
 
 @pytest.fixture(scope="module")
-def address(up: Up) -> str:
-    return up.address()
+def ready(up: Up) -> str:
+    return up.ready_line()
+
+
+@pytest.fixture(scope="module")
+def address(ready: str) -> str:
+    return ready.split()[2]
+
+
+@pytest.fixture(scope="module")
+def http_address(ready: str) -> str:
+    return ready.split()[5].removeprefix("http://").rstrip(":")
 
 
 def test_a_ready_cluster_answers_and_shows_both_pools(up: Up, address: str) -> None:
@@ -116,6 +142,46 @@ def test_a_ready_cluster_answers_and_shows_both_pools(up: Up, address: str) -> N
     assert {worker["state"] for worker in data["workers"]} == {"ready"}
     assert data["model"]["name"]
     assert data["model"]["fingerprint"]
+
+
+def test_a_request_is_one_trace_of_three_processes(up: Up, address: str, traces: Collector) -> None:
+    words = "Whispering marmalade lighthouse"
+    with grpc.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        message = inference_pb2.GenerateRequest(text=words, max_new_tokens=6, ignore_eos=True)
+        answers = list(stub.Generate(message, metadata=(("traceparent", TRACEPARENT),), timeout=60))
+    _, trace_id, client_id, _ = TRACEPARENT.split("-")
+    assert eventually(lambda: len(traces.trace(trace_id)) == len(PARTS), 10), traces.trace(trace_id)
+    spans = {span.name: span for span in traces.trace(trace_id)}
+    names = {span.span_id: span.name for span in spans.values()} | {client_id: None}
+    assert {name: names[span.parent_id] for name, span in spans.items()} == PARTS
+    finished = answers[-1].finished
+    assert (spans["tandem.transfer"].service, spans["tandem.transfer"].instance) == ("tandem-prefill", finished.prefill_worker)
+    assert (spans["tandem.decode"].service, spans["tandem.decode"].instance) == ("tandem-decode", finished.decode_worker)
+    assert spans["tandem.request"].service == "tandem-router"
+    said = [*words.split(), *(answer.text for answer in answers if answer.text.strip())]
+    assert not [word for word in said if len(word) > 3 and any(word in span.text for span in spans.values())]
+
+
+def test_one_scrape_configuration_finds_all_and_every_query_has_an_answer(
+    up: Up, address: str, http_address: str, tmp_path: Path
+) -> None:
+    def load() -> None:
+        for words in (("a", "--max-new-tokens", "12"), (PROMPT * 8, "--max-new-tokens", "24")):
+            assert call("generate", *words, "--address", address).returncode == 0
+
+    with prometheus(tmp_path, scrape_configuration(http_address)) as it:
+        load()
+        assert eventually(lambda: it.query('sum(tandem_requests_total{outcome="length"}) > 0'), 20)
+        load()  # what was counted before the first look is no rate
+        found = [target["labels"]["instance"] for target in it.targets()]
+        assert set(found) == {http_address, *(worker["id"] for worker in status(address)["workers"])}
+        assert {target["health"] for target in it.targets()} == {"up"}
+        assert eventually(lambda: not unanswered(it), 15) or unanswered(it) == {}
+        assert alerts_that_fire(it) == {}
+        time.sleep(RATE_INTERVAL_S)  # until the last rate is 0: nothing else tells an idle cluster
+        assert nans(it) == {}
+        assert alerts_that_fire(it) == {}
 
 
 def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
@@ -130,11 +196,13 @@ def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
     assert [(name, ip) for name, ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_a_killed_worker_is_replaced_under_a_new_id_and_answers_stay_the_same(up: Up, address: str, role: str) -> None:
+@pytest.mark.parametrize(("role", "how", "told"), [("decode", signal.SIGKILL, "lost"), ("prefill", signal.SIGTERM, "drained")])
+def test_a_worker_that_ends_is_replaced_under_a_new_id_and_answers_stay_the_same(
+    up: Up, address: str, role: str, how: signal.Signals, told: str
+) -> None:
     up.note_descendants()
     before, (victim,) = answer(address), [w for w in status(address)["workers"] if w["role"] == role]
-    psutil.Process(victim["pid"]).kill()
+    psutil.Process(victim["pid"]).send_signal(how)
 
     def replaced() -> list[Any]:
         workers = [w for w in status(address)["workers"] if w["role"] == role and w["state"] == "ready"]
@@ -142,6 +210,8 @@ def test_a_killed_worker_is_replaced_under_a_new_id_and_answers_stay_the_same(up
 
     assert eventually(replaced, 60), up.stderr()
     assert answer(address) == before
+    kinds = [event["kind"] for event in status(address)["events"] if event["subject"] == victim["id"]]
+    assert [kind for kind in kinds if kind in ("lost", "drained")] == [told]
 
 
 def test_a_killed_router_comes_back_at_its_address(up: Up, address: str) -> None:

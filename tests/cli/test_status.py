@@ -42,7 +42,7 @@ STATUS = operations_pb2.Status(
 
 def test_json_has_the_promised_names() -> None:
     data = as_json(STATUS)
-    assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools", "events"}
+    assert set(data) == {"model", "workers", "leases", "lease_ages", "requests", "pools", "events", "cordoned"}
     assert data["model"] == {"name": "embedded", "fingerprint": "abc123"}
     assert data["leases"] == {"running": 2, "quarantined": 0}
     assert data["lease_ages"] == {"running": 12.34, "quarantined": 0.0}
@@ -90,6 +90,13 @@ def test_the_table_is_aligned_and_gives_reasons() -> None:
     header, first, second = lines[-3:]
     assert header.index("ROLE") == first.index("prefill ", 3) == second.index("decode ", 3)
     assert first.endswith("5/100         1/64")
+
+
+def test_hosts_that_get_no_workers_are_shown() -> None:
+    status = operations_pb2.Status(cordoned=["10.0.0.1", "10.0.0.2"])
+    assert "cordoned  10.0.0.1, 10.0.0.2" in as_text(status).splitlines()
+    assert as_json(status)["cordoned"] == ["10.0.0.1", "10.0.0.2"]
+    assert "cordoned" not in as_text(STATUS)
 
 
 def test_a_worker_that_misses_memory_is_pointed_out() -> None:

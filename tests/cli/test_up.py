@@ -52,6 +52,14 @@ def test_every_option_reaches_its_place() -> None:
     assert config.worker.prefill.chunk_tokens == 7
 
 
+def test_every_process_gets_the_same_collector_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settle_trust(cluster_config(parse("--otlp-endpoint", "http://127.0.0.1:4317")))
+    assert {place.tracing.otlp_endpoint for place in (config, config.worker, config.router)} == {"http://127.0.0.1:4317"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install tandem\[tracing\]"):
+        settle_trust(cluster_config(parse("--otlp-endpoint", "http://127.0.0.1:4317")))
+
+
 def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"prefill": 4, "decode": 5, "router": {"max_queue": 9, "grpc_port": 1234}}))
@@ -72,6 +80,7 @@ def test_options_override_the_file_and_the_rest_of_the_file_stays(tmp_path: Path
         (("--prefix-cache-gib", "-1"), "--prefix-cache-gib"),
         (("--prefix-cache-gib", "nan"), "--prefix-cache-gib"),
         (("--chunk-tokens", "0"), "--chunk-tokens"),
+        (("--otlp-endpoint", "collector:4317"), "tracing.otlp_endpoint: 'collector:4317'"),
         (("--config", "/does/not/exist.json"), "/does/not/exist.json"),
     ],
 )

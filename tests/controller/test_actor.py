@@ -114,4 +114,6 @@ async def test_a_frozen_process_is_gone_when_kill_returns(
 async def test_units_offered_are_those_of_the_nodes(ray_here: Any) -> None:
     from controller.ray_workers import RayLauncher
 
-    assert await RayLauncher().offered() == {"prefill": 1, "decode": 1}
+    (node,) = await RayLauncher().nodes()
+    assert node.units == {"prefill": 1, "decode": 1}
+    assert (node.id, node.address) == (ray_here.get_runtime_context().get_node_id(), "127.0.0.1")

@@ -1,7 +1,7 @@
 """What operators ask of the controller, and what its next life takes up: scaling, draining, replacing, restarting."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -313,7 +313,7 @@ async def test_a_worker_that_was_just_being_launched_is_known_to_the_next_life()
     await cluster.controller.wait_ready(1, 0)
     launch = cluster.launcher.launch
 
-    async def launch_and_hang(role: str, worker_id: str, config_json: str) -> FakeWorker:
+    async def launch_and_hang(role: str, worker_id: str, config_json: str, avoid: Collection[str] = ()) -> FakeWorker:
         await launch(role, worker_id, config_json)
         return await asyncio.Event().wait()  # type: ignore[return-value]
 

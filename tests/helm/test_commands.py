@@ -52,6 +52,7 @@ def test_the_configuration_is_one_that_the_head_takes(case: str, tmp_path: Path)
     config = load(ClusterConfig, text)
     assert config.worker.host == ""
     assert config.trust.secret_file == "/etc/tandem/cluster/cluster-secret"
+    assert config.tracing.otlp_endpoint == VALUES[case].get("tracing", {}).get("otlpEndpoint", "")
     secret, settings = tmp_path / "secret", tmp_path / "cluster.json"
     secret.write_text("0123456789abcdef")
     here = json.loads(text)
@@ -74,6 +75,8 @@ def test_the_settings_are_ones_that_the_router_takes(case: str, tmp_path: Path) 
     assert config.trust.secret.reveal() == "0123456789abcdef"
     assert (config.tls != TlsConfig()) == ("tls" in VALUES[case].get("router", {}))
     assert config.model == VALUES[case].get("model", {}).get("source", "")
+    assert config.connection_age_s == VALUES[case].get("router", {}).get("connectionAgeSeconds", 300)
+    assert config.tracing.otlp_endpoint == VALUES[case].get("tracing", {}).get("otlpEndpoint", "")
 
 
 def test_budgets_are_bytes() -> None:

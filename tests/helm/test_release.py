@@ -115,6 +115,26 @@ def test_monitors_and_rules_are_made_where_their_api_exists(cluster: Cluster) ->
     assert all(url.startswith("https://") and url.endswith(".md") for url in alerts)
 
 
+def test_one_monitor_finds_routers_and_where_asked_for_workers_at_ports_that_they_have(cluster: Cluster) -> None:
+    monitor_path = f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/podmonitors/rel-tandem"
+    for case, components in (("monitoring", {"router"}), ("observed", {"router", "prefill", "decode"})):
+        cluster.helm.install(CHART, "rel", case_values(case))
+        owned = cluster.owned()
+        spec = owned[monitor_path]["spec"]
+        (expression,) = spec["selector"]["matchExpressions"]
+        assert set(expression["values"]) == components
+        scraped = {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+        for component in components:
+            template = owned[f"{DEPLOYMENTS}/rel-tandem-{component}"]["spec"]["template"]
+            assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+            assert template["metadata"]["labels"][expression["key"]] == component
+            ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+            assert len(scraped & ports.keys()) == 1
+            settings = json.loads(owned[f"/api/v1/namespaces/{NAMESPACE}/configmaps/rel-tandem"]["data"]["cluster.json"])
+            assert component == "router" or ports["metrics"] == settings["worker"]["metrics_port"]
+        cluster.helm.uninstall("rel", timeout=20)
+
+
 def test_a_chart_that_is_refused_leaves_nothing_behind(cluster: Cluster) -> None:
     with pytest.raises(helm_python.HelmError, match=r"cluster\.existingSecret must name a Secret"):
         cluster.helm.install(CHART, "rel", {})

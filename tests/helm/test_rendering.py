@@ -220,6 +220,14 @@ def test_the_grace_period_outlives_the_drain(found: list[Object]) -> None:
             assert float(options["leave-s"]) < wait_s < pod["spec"]["terminationGracePeriodSeconds"]
 
 
+def test_a_routers_grace_period_outlives_its_streams(found: list[Object]) -> None:
+    (pod,) = [pod for name, pod in pods(found) if name.endswith("-router")]
+    (container,) = pod["spec"]["containers"]
+    (settings,) = [json.loads(word.partition("=")[2]) for word in container["args"] if word.startswith("--settings=")]
+    sleep_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert sleep_s + settings["grace_s"] < pod["spec"]["terminationGracePeriodSeconds"]
+
+
 def test_scaled_pools_leave_their_size_to_the_scaler() -> None:
     found = {thing["metadata"]["name"]: thing for thing in objects(case_values("scaling")) if thing["kind"] == "Deployment"}
     assert all("replicas" not in found[f"rel-tandem-{role}"]["spec"] for role in ("prefill", "decode", "router"))

@@ -34,6 +34,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"worker": {"settings": {"host": "0.0.0.0"}}},
         "worker.settings.host is the chart's part",
     ),
+    "traces of the chart's part": ({"worker": {"settings": {"tracing": {}}}}, "worker.settings.tracing is the chart's part"),
+    "one port for probes and metrics": (
+        {"monitoring": {"podMonitor": {"enabled": True, "workers": True, "workerPort": 8082}}},
+        "prefill.probePort and monitoring.podMonitor.workerPort are both 8082",
+    ),
+    "metrics that clash": (
+        {
+            "monitoring": {"podMonitor": {"enabled": True, "workers": True}},
+            "prefill": {"hostNetwork": True},
+            "decode": {"hostNetwork": True, "probePort": 8083},
+        },
+        "two workers of a node would share monitoring.podMonitor.workerPort",
+    ),
     "the chart's part of the router": ({"router": {"settings": {"tls": {}}}}, "router.settings.tls is the chart's part"),
 }
 NOT_IN_THE_SCHEMA: dict[str, tuple[dict[str, Any], str]] = {
@@ -46,6 +59,8 @@ NOT_IN_THE_SCHEMA: dict[str, tuple[dict[str, Any], str]] = {
     "no service type": ({"router": {"service": {"type": "Ingress"}}}, "/router/service/type"),
     "no digest": ({"image": {"digest": "sha256:12"}}, "/image/digest"),
     "no device resource": ({"decode": {"rdma": {"resourceName": "ib"}}}, "/decode/rdma/resourceName"),
+    "no URL": ({"tracing": {"otlpEndpoint": "collector:4317"}}, "/tracing/otlpEndpoint"),
+    "no age": ({"router": {"connectionAgeSeconds": -1}}, "/router/connectionAgeSeconds"),
     "no drain": ({"worker": {"drainSeconds": 0}}, "/worker/drainSeconds"),
 }
 

@@ -1,4 +1,4 @@
-"""A request served across hosts; a host cut off and healed, seen and survived; a host that leaves in order."""
+"""A request served across hosts; a host cut off and healed, seen and survived; one drained and taken back; one that leaves."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def run_scenario(folder: Path) -> Iterator[str]:
     with multihost_cluster(folder) as cluster:
         yield from _serve(cluster)
         yield from _cut_and_heal(cluster)
+        yield from _drain_and_undo(cluster)
         yield from _leave(cluster)
 
 
@@ -84,13 +85,37 @@ def _cut_and_heal(cluster: MultihostCluster) -> Iterator[str]:
     assert cluster.generate(PROMPT, 16)["token_ids"] == wanted[:16]
 
 
+def _drain_and_undo(cluster: MultihostCluster) -> Iterator[str]:
+    """A host is drained while it decodes: it has no worker then until that is undone, whatever it offers."""
+    wanted = cluster.generate(PROMPT, _LONG_TOKENS)["token_ids"]
+    stream = cluster.head.start(*cluster.generate_arguments(PROMPT, _LONG_TOKENS), stdout=subprocess.PIPE)
+    address = _decoding(cluster).host.address
+    begin_s = time.monotonic()
+    router = ("--address", cluster.address)
+    said = cluster.head.run("drain", "--node", address, "--timeout", "2", *router)
+    yield f"`tandem drain --node` of a host that decoded: {said.strip()}, after {time.monotonic() - begin_s:.1f} s"
+    out, _ = stream.communicate(timeout=120.0)
+    assert json.loads(out)["token_ids"] == wanted, "tokens were lost, repeated or changed"
+    status = cluster.status()
+    assert status["cordoned"] == [address]
+    assert address not in {worker["address"].rpartition(":")[0] for worker in status["workers"]}
+    assert (status["pools"]["decode"]["wanted"], status["pools"]["decode"]["reason"]) == (1, "")
+    cluster.head.run("drain", "--node", address, "--undo", *router)
+    back = cluster.until(lambda: _whole(cluster), "the host has a worker again", _RETURN_S)
+    yield f"undone: all workers ready {back:.1f} s later"
+
+
 def _leave(cluster: MultihostCluster) -> Iterator[str]:
     """SIGTERM to a node while it decodes: the answer ends whole, then the node does."""
     wanted = cluster.generate(PROMPT, _LONG_TOKENS)["token_ids"]
     stream = cluster.head.start(*cluster.generate_arguments(PROMPT, _LONG_TOKENS), stdout=subprocess.PIPE)
     node = _decoding(cluster)
+    (worker,) = [w["id"] for w in cluster.status()["workers"] if w["address"].startswith(f"{node.host.address}:")]
     begin_s = time.monotonic()
     said = node.host.run("leave", timeout_s=60.0)
     yield f"`tandem leave` at a host that decoded: {said.strip()}, after {time.monotonic() - begin_s:.1f} s"
     out, _ = stream.communicate(timeout=120.0)
     assert json.loads(out)["token_ids"] == wanted, "tokens were lost, repeated or changed"
+    told = [event["kind"] for event in cluster.status()["events"] if event["subject"] == worker]
+    assert "drained" in told, told
+    assert "lost" not in told, told

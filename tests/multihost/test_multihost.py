@@ -44,4 +44,4 @@ def test_hosts_reach_each_other_but_for_one_that_is_cut_off(tmp_path: Path) -> N
 @pytest.mark.cluster
 @pytest.mark.chaos
 def test_a_cluster_of_several_hosts_serves_and_survives_a_cut(tmp_path: Path) -> None:
-    assert len(list(run_scenario(tmp_path))) == 7
+    assert len(list(run_scenario(tmp_path))) == 9

@@ -7,17 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from router.main import Ports, serve
+from router.main import Ports, requests_by_phase, serve, workers_by_state
+from router.state import WORKER_STATES
 from tandem.config import RouterConfig, TrustConfig
 from tandem.errors import ConfigError
 from tandem.rpc import create_channel
 from tandem.secret import Secret
 from tandem.v1 import operations_pb2 as operations
 from tandem.v1 import operations_pb2_grpc as operations_grpc
+from tests.router.tools import Bench
 
 TRUSTED = TrustConfig(Secret("of the router's tests"))
 ANY_PORT = RouterConfig(grpc_port=0, http_port=0, trust=TRUSTED)
@@ -68,3 +71,13 @@ async def test_a_port_in_use_is_told_in_one_sentence() -> None:
 def test_importing_the_router_brings_nothing_heavy() -> None:
     code = "import sys, router.main; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'nixl', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+
+
+async def test_an_idle_router_shows_every_phase_and_every_state_of_workers_at_0() -> None:
+    bench = Bench(1, 2)
+    assert requests_by_phase(bench.pipeline) == {("received",): 0, ("queued",): 0, ("prefilling",): 0, ("decoding",): 0}
+    shown = workers_by_state(bench.cluster.table)
+    assert set(shown) == set(product(("prefill", "decode"), WORKER_STATES))
+    assert (shown["prefill", "ready"], shown["decode", "ready"], shown["decode", "lost"]) == (1, 2, 0)
+    bench.cluster.lose("d1")
+    assert (workers_by_state(bench.cluster.table)["decode", "lost"], bench.cluster.table.entries[2].state) == (1, "lost")

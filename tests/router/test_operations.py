@@ -171,6 +171,28 @@ async def test_drain_waits_for_the_end_and_says_how_it_was(bed: Bed, capsys: pyt
     assert "no worker" in capsys.readouterr().err
 
 
+async def test_a_host_is_drained_and_may_have_workers_again(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    old = {worker.worker_id for worker in bed.launcher.workers}
+    assert await command(bed, "drain", "--node", "host-1", "--timeout", "5") == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == old
+    status = await bed.operations.GetStatus(pb.GetStatusRequest(), metadata=by_key(READER))
+    assert list(status.cordoned) == ["10.0.0.1"]
+    assert not status.workers
+    assert await command(bed, "drain", "--node", "host-1") == 0
+    assert capsys.readouterr().out == "host-1 has no workers, and gets none\n"
+    assert await command(bed, "drain", "--node", "host-1", "--undo") == 0
+    assert capsys.readouterr().out == "host-1 may have workers again\n"
+    assert await command(bed, "scale", "decode=1", "--wait", "20") == 0
+    assert await command(bed, "drain", "--node", "nowhere") == 1
+    assert "no node 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["w-1", "--node", "h"], ["w-1", "--undo"]])
+def test_drain_takes_a_worker_or_a_host(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["drain", *words]) == 2
+    assert capsys.readouterr().err.startswith("tandem: ")
+
+
 async def test_replace_waits_for_the_new_workers(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     assert await command(bed, "replace", "decode") == 0
     assert capsys.readouterr().out == "decode    1 of 1 ready\n"

@@ -20,6 +20,7 @@ from tandem.errors import InvalidRequest
 from tandem.measures import Measures
 from tandem.secret import Secret
 from tandem.tokenizer import ChatPrompt
+from tandem.tracing import NO_TRACER, Tracer
 from tandem.trust import Trust
 from tandem.v1 import inference_pb2 as pb
 
@@ -73,6 +74,7 @@ class Bench:
         config: RouterConfig | None = None,
         slots: int = 8,
         callers: Callers | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
         self.ended: list[Job] = []
@@ -80,6 +82,7 @@ class Bench:
         self.pipeline = Pipeline(
             *(config or RouterConfig(), self.cluster.table, lambda: SERVED, MonotonicClock(), self.ended.append, callers),
             measures=self.measures,
+            tracer=tracer,
         )
 
     async def ask(self, message: pb.GenerateRequest, deadline_s: float | None = None) -> tuple[list[int], str, Outcome]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.launcher import WorkerDied
+from controller.launcher import Node, WorkerDied
 from decode_worker.service import DecodeService
 from decode_worker.worker import DecodeWorker
 from prefill_worker.service import PrefillService
@@ -228,10 +228,10 @@ class Launcher:
         self._site = site
         self._units = dict(units)
 
-    async def offered(self) -> Mapping[str, int]:
-        return self._units
+    async def nodes(self) -> Sequence[Node]:
+        return [Node("node", "node", "node", self._units)]
 
-    async def launch(self, role: str, worker_id: str, config_json: str) -> WorkerProcess:
+    async def launch(self, role: str, worker_id: str, config_json: str, avoid: Collection[str] = ()) -> WorkerProcess:
         worker = WorkerProcess(self._site, role, worker_id)
         self._site.workers[worker_id] = worker
         return worker

@@ -18,7 +18,7 @@ import pytest
 from tandem.cache.memory import CacheMemory
 from tandem.clock import MonotonicClock
 from tandem.config import TransferConfig
-from tandem.errors import HandoffError, PeerRefused, TransferFailed
+from tandem.errors import ConfigError, HandoffError, PeerRefused, TransferFailed
 from tests.transfer.helpers import FINGERPRINT, fill, grant_of, sequence_bytes
 from tests.transfer.nixl_process import SIZES, SPECS, decode_process
 from transfer.handoff import HandoffResult, WriterIdentity
@@ -192,3 +192,25 @@ def test_a_peer_that_is_not_there_is_refused_or_times_out() -> None:
         prefill.connect(decode)
         lease = decode.ask("reserve", 10, 4, "r")
         assert isinstance(prefill.handoff(lease, (0,)), HandoffResult)
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        (TransferConfig(ucx_tls="rc_mlx5,tcp"), "rc_mlx5"),
+        (TransferConfig(ucx_tls="no_such_transport"), "no_such_transport"),
+        (TransferConfig(ucx_tls="tcp", net_devices="eth99"), "eth99"),
+    ],
+)
+def test_a_transport_that_is_not_there_is_an_error_and_no_other_is_taken_silently(config: TransferConfig, missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"UCX_TLS.*{missing}"):
+        NixlAgent("p-missing", config)
+
+
+def test_one_that_is_there_is_taken_after_one_that_was_not() -> None:
+    with pytest.raises(ConfigError):
+        NixlAgent("p-missing-first", TransferConfig(ucx_tls="rc_mlx5"))
+    agent = NixlAgent("p-there", TransferConfig(ucx_tls="tcp", net_devices="lo"))
+    assert agent._tls == "tcp"
+    assert agent.metadata
+    agent.close()

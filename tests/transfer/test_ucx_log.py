@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transfer.ucx_log import chosen_transport, complaints
+from transfer.ucx_log import chosen_transport, complaints, unavailable
 
 HEAD = "[1.0] [vm:1 :0]     ucp_context.c:2753 UCX  INFO  Version 1.23.0 (loaded from libucp.so)\n"
 SELF = "[1.0] [vm:1 :0]  ucp_worker.c:1997 UCX  INFO    p self cfg#0 rma_am(tcp/lo)  am(tcp/lo)  ka(tcp/lo)\n"
@@ -60,3 +60,23 @@ def test_warnings_and_errors_are_found_and_nothing_else() -> None:
         "[1.0] [vm:1:0] y.c:3 UCX  FATAL no",
     ]
     assert complaints(HEAD + CMA + "\n".join(bad)) == bad
+
+
+WARNING = "[1.0] [vm:1 :0] ucp_context.c:1125 UCX  WARN  "
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "transport 'rc_mlx5' is not available, please use one or more of: tcp",
+        "transports 'rc','ud' are not available, please use one or more of: tcp",
+        "network device 'eth9' is not available, please use one or more of: 'lo'(tcp)",
+    ],
+)
+def test_what_was_asked_for_and_is_not_there_is_found(what: str) -> None:
+    assert unavailable(f"{HEAD}{WARNING}{what}\n{SELF}") == what
+
+
+@pytest.mark.parametrize("line", ["", f"{WARNING}unused environment variable: UCX_FOO\n"])
+def test_other_warnings_are_not_taken_for_it(line: str) -> None:
+    assert unavailable(HEAD + line + SELF) is None

@@ -58,6 +58,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toJson $trust -}}
 {{- end -}}
 
+{{/* Not empty: workers show metrics of their own, to be scraped. */}}
+{{- define "tandem.workerMetrics" -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.podMonitor.workers -}}true{{- end -}}
+{{- end -}}
+
 {{/* The ClusterConfig that the head gives to all workers. Pools size themselves by their replicas. */}}
 {{- define "tandem.config" -}}
 {{- $v := .Values -}}
@@ -69,15 +74,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
   "model" (dict "path" $v.model.source "dtype" $v.model.dtype "max_context_tokens" (int $v.model.maxContextTokens))
   "cache" (dict "budget_bytes" (include "tandem.bytes" $v.worker.cacheBudget | int64) "max_sequences" (int $v.worker.maxSequences))
   "transfer" (dict "ucx_tls" $v.worker.ucxTls "net_devices" $v.worker.netDevices) -}}
+{{- if include "tandem.workerMetrics" . -}}{{- $_ := set $worker "metrics_port" (int $v.monitoring.podMonitor.workerPort) -}}{{- end -}}
 {{- $worker = mergeOverwrite $worker (deepCopy $v.worker.settings) -}}
-{{- toPrettyJson (dict "worker" $worker "trust" (include "tandem.trust" . | fromJson)) -}}
+{{- $config := dict "worker" $worker "trust" (include "tandem.trust" . | fromJson) -}}
+{{- with $v.tracing.otlpEndpoint -}}{{- $_ := set $config "tracing" (dict "otlp_endpoint" .) -}}{{- end -}}
+{{- toPrettyJson $config -}}
 {{- end -}}
 
 {{/* The RouterConfig on the router's command line. */}}
 {{- define "tandem.routerConfig" -}}
 {{- $r := .Values.router -}}
 {{- $trust := include "tandem.trust" . | fromJson -}}
-{{- $config := dict "model" .Values.model.source "trust" (omit $trust "secret_file") -}}
+{{- $config := dict "model" .Values.model.source "trust" (omit $trust "secret_file") "connection_age_s" (int $r.connectionAgeSeconds) "grace_s" (int $r.graceSeconds) -}}
+{{- with .Values.tracing.otlpEndpoint -}}{{- $_ := set $config "tracing" (dict "otlp_endpoint" .) -}}{{- end -}}
 {{- if $r.tls.existingSecret -}}
 {{- $tls := dict "cert_file" "/etc/tandem/tls/tls.crt" "key_file" "/etc/tandem/tls/tls.key" -}}
 {{- if $r.tls.clientCa -}}{{- $_ := set $tls "ca_file" "/etc/tandem/tls/ca.crt" -}}{{- end -}}

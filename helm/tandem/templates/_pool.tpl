@@ -52,6 +52,9 @@ spec:
             {{- include "tandem.container.env" $context | nindent 12 }}
           ports:
             - {name: probes, containerPort: {{ $spec.probePort }}}
+            {{- if include "tandem.workerMetrics" $root }}
+            - {name: metrics, containerPort: {{ $root.Values.monitoring.podMonitor.workerPort }}}
+            {{- end }}
           startupProbe:
             httpGet: {path: /readyz, port: probes}
             periodSeconds: 5

@@ -24,12 +24,12 @@
 {{- if eq (int $v.router.service.grpcPort) (int $v.router.service.httpPort) -}}
 {{- fail (printf "router.service.grpcPort and router.service.httpPort are both %d" (int $v.router.service.grpcPort)) -}}
 {{- end -}}
-{{- range $key := list "host" "trust" -}}
+{{- range $key := list "host" "trust" "tracing" "metrics_port" -}}
 {{- if hasKey $v.worker.settings $key -}}
 {{- fail (printf "worker.settings.%s is the chart's part; remove it" $key) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "host" "grpc_port" "http_port" "tls" "trust" "api_keys_file" "model" -}}
+{{- range $key := list "host" "grpc_port" "http_port" "tls" "trust" "api_keys_file" "model" "tracing" "connection_age_s" "grace_s" -}}
 {{- if hasKey $v.router.settings $key -}}
 {{- fail (printf "router.settings.%s is the chart's part; remove it" $key) -}}
 {{- end -}}
@@ -57,6 +57,15 @@
 {{- fail (printf "%s.autoscaling.maxReplicas %d is less than minReplicas %d" $role (int $scaling.maxReplicas) (int $scaling.minReplicas)) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $pool := get $v $role -}}
+{{- if and (include "tandem.workerMetrics" $) (eq (int $pool.probePort) (int $v.monitoring.podMonitor.workerPort)) -}}
+{{- fail (printf "%s.probePort and monitoring.podMonitor.workerPort are both %d" $role (int $pool.probePort)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "tandem.workerMetrics" .) $v.prefill.hostNetwork $v.decode.hostNetwork -}}
+{{- fail "with hostNetwork in both pools two workers of a node would share monitoring.podMonitor.workerPort; leave monitoring.podMonitor.workers off, routers show their numbers" -}}
 {{- end -}}
 {{- if and $v.prefill.hostNetwork $v.decode.hostNetwork (eq (int $v.prefill.probePort) (int $v.decode.probePort)) -}}
 {{- fail (printf "with hostNetwork, prefill.probePort and decode.probePort must differ where both may run on a node; both are %d" (int $v.prefill.probePort)) -}}
