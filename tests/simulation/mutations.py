@@ -362,7 +362,9 @@ MUTATIONS: dict[str, Mutation] = {
     "growth into quarantine": Mutation(
         _growth_into_quarantine,
         _MEMORY,
-        dataclasses.replace(_PRESSED, asks=(*_asks(4, 8, 40), *_asks(6, 40, 4, leaves_after_s=0.15)), faults=_SLOW),
+        dataclasses.replace(
+            _PRESSED, asks=(*_asks(4, 8, 40), *_asks(6, 40, 4, leaves_after_s=0.15)), faults=Faults(delay_s=(0.0, 1.5))
+        ),
     ),
     "shared before it is there": Mutation(
         _shared_before_it_is_there, f"{_MEMORY}|{_ANSWER}", Scenario(0, num_prefill=2, asks=_ALIKE, faults=_SLOW)
