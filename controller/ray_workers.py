@@ -16,7 +16,7 @@ from controller.launcher import Node, ProcessRecord, WorkerDied, WorkerHandle
 from controller.reconcile import PREFILL, ROLES
 from tandem.errors import TandemError
 
-__all__ = ["NAMESPACE", "RayLauncher", "resource"]
+__all__ = ["NAMESPACE", "RayLauncher", "elsewhere", "resource"]
 
 NAMESPACE = "tandem"
 
@@ -47,7 +47,7 @@ class RayLauncher:
         options: dict[str, object] = {"name": worker_id, "namespace": NAMESPACE, "lifetime": "detached"}
         options |= {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": _CALLS_AT_ONCE}
         if avoid:
-            options["label_selector"] = {"ray.io/node-id": f"!in({', '.join(sorted(avoid))})"}
+            options["label_selector"] = elsewhere(avoid)
         actor = actor_class.options(resources={resource(role): 1}, **options).remote(worker_id, config_json)
         return _RayWorker(actor)
 
@@ -57,6 +57,12 @@ class RayLauncher:
             return _RayWorker(await asyncio.to_thread(ray.get_actor, worker_id, namespace=NAMESPACE), identity)
         except ValueError:
             return _GoneWorker(identity)
+
+
+def elsewhere(avoid: Collection[str]) -> dict[str, str]:
+    """Ray's label selector for every node but these. Without spaces: Ray 2.60 accepts them, and takes each for a part of an id,
+    which then matches no node."""
+    return {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"}
 
 
 def _node(told: Mapping[str, Any]) -> Node:
