@@ -163,7 +163,10 @@ class MeasureCollector(Collector):
 
 
 _ZEROS = tuple(
-    Series((family.name, values), 0.0) for family in FAMILIES.values() if family.values for values in product(*family.values)
+    Series((family.name, values), 0.0)
+    for family in FAMILIES.values()
+    if not family.bounds and len(family.values) == len(family.labels)
+    for values in product(*family.values)
 )
 
 

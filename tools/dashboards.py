@@ -208,9 +208,12 @@ DASHBOARDS = (
         (
             Panel(
                 "Bytes",
-                "Keys and values, and recurrent state, per second.",
+                "Keys and values, and recurrent state, per second; and keys and values that decode workers held already.",
                 "Bps",
-                [_worker_rate("transfer_bytes_total", "kind")],
+                [
+                    _worker_rate("transfer_bytes_total", "kind"),
+                    ("held", f"sum({_ONE} (rate(tandem_transfer_held_bytes_total{{{_matcher()}}}[$__rate_interval])))"),
+                ],
             ),
             Panel("Time in flight", "Mostly hidden behind compute.", "s", _worker_quantiles("transfer_seconds")),
             Panel(
