@@ -89,7 +89,7 @@ def architecture(vocab_size: int) -> dict[str, Any]:
             "mrope_section": [3, 3, 2],
             "mrope_interleaved": True,
         },
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
         "mtp_num_hidden_layers": 1,
         "dtype": "bfloat16",
