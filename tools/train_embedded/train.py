@@ -79,9 +79,12 @@ def _arguments() -> Arguments:
 
 
 def _tokenizer(args: Arguments) -> Tokenizer:
+    """That of the run; the first rank makes it, the others wait."""
     path = args.out / "tokenizer.json"
-    if not path.is_file():
+    if not path.is_file() and (not dist.is_initialized() or dist.get_rank() == 0):
         train_tokenizer(args.vocab_size, args.seed, documents=6000).save(str(path))
+    if dist.is_initialized():
+        dist.barrier()
     return Tokenizer.from_file(str(path))
 
 
