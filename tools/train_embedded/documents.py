@@ -115,7 +115,7 @@ def _facts_conversation(rng: random.Random, length: int, focus: float) -> Docume
         writer.user("You are a helpful assistant.", "system")
     world = World(rng, focused=focus > 0.0 and rng.random() < focus)
     known: list[Fact] = []
-    rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.randint(1, 4)
+    rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.choice((1, 1, 2, 4))
     for number in range(1, rounds + 1):
         limit = writer.tokens + (length - writer.tokens) // (rounds - number + 1)
         _round(rng, writer, world, known, limit, length)
