@@ -10,22 +10,22 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 6000
+STEPS = 1900
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
 CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
-    Stage(900, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6),
-    Stage(1600, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.5),
-    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.42, 0.23), focus=0.4),
+    Stage(800, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6),
+    Stage(1200, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.5),
+    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
 CONTEXT_SHARE = 0.25
 
 # The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step.
-MTP_FROM = 2600
+MTP_FROM = 1350
 MTP_WEIGHT = 0.3
 
 # What the user says is mostly chance; what must be looked up decides the model's worth.
