@@ -44,7 +44,7 @@ def test_recalled_words_stand_earlier_in_the_conversation() -> None:
     for seed in range(60):
         made = document(random.Random(seed), 256)
         for word in _spans(made.text, made.kinds, Kind.RECALL):
-            if word == "I":
+            if word == "not":
                 continue
             assert made.text.count(word) >= 2, (seed, word)
             checked += 1

@@ -55,16 +55,19 @@ class World:
         return True
 
     def unknown(self) -> tuple[str, str] | None:
-        """A question about something nobody told, and its answer."""
+        """A question about something nobody told, and its answer.
+
+        Its first word is not marked: weighing it above the first word of the other answers would teach to say it in doubt.
+        """
         rng = self.rng
         colour, thing, place = rng.choice(COLOURS), rng.choice(OBJECTS), rng.choice(OBJECTS)
         if rng.random() < 0.5:
             if ("has", f"{colour} {thing}") in self.used:
                 return None
-            return f"Who has the {colour} {thing}?", f"[I] do not know who has the {colour} {thing}."
+            return f"Who has the {colour} {thing}?", f"I do [not] know who has the {colour} {thing}."
         if ("at", place) in self.used:
             return None
-        return f"Where is the {place}?", f"[I] do not know where the {place} is."
+        return f"Where is the {place}?", f"I do [not] know where the {place} is."
 
 
 _MADE_UP_SHARE = 0.06
