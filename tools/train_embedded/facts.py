@@ -29,7 +29,7 @@ class Fact:
 class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
-    focused: facts are of one or two kinds.
+    focused: facts are of one or two kinds, rare ones as often as the others.
     """
 
     rng: random.Random
@@ -40,7 +40,7 @@ class World:
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
         if self.focused and not self.kinds:
-            self.kinds = self.rng.choices(_KINDS, _SHARES, k=self.rng.randint(1, 2))
+            self.kinds = self.rng.sample(_KINDS, self.rng.randint(1, 2))
         for _ in range(8):
             made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:

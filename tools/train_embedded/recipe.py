@@ -10,7 +10,7 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 1900
+STEPS = 4600
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
@@ -31,11 +31,11 @@ MTP_WEIGHT = 0.3
 # What the user says is mostly chance; what must be looked up decides the model's worth.
 KIND_WEIGHTS = {
     Kind.PAD: 0.0,
-    Kind.CONTEXT: 0.1 / CONTEXT_SHARE,
-    Kind.ANSWER: 0.5,
-    Kind.RECALL: 3.0,
-    Kind.COPY: 3.0,
-    Kind.SUM: 3.0,
+    Kind.CONTEXT: 0.05 / CONTEXT_SHARE,
+    Kind.ANSWER: 0.4,
+    Kind.RECALL: 6.0,
+    Kind.COPY: 4.0,
+    Kind.SUM: 4.0,
     Kind.PROSE: 0.3,
 }
 
