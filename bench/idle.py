@@ -2,7 +2,7 @@
 
     python -m bench.idle [--seconds 60] [--json FILE]
 
-`tandem up` with one worker of each kind and the embedded model. Processor time is that of every process below `up`, over
+`tandem up` with one worker of each kind and a small random checkpoint. Processor time is that of every process below `up`, over
 the given seconds, in shares of one core; memory is what is the process's own (its unique set: what would be free if it ended).
 """
 

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import psutil
 
+from tandem.model.random_checkpoint import random_checkpoint
 from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem.v1 import operations_pb2, operations_pb2_grpc
@@ -111,7 +112,12 @@ def is_whole(status: operations_pb2.Status) -> bool:
 async def up_cluster(
     *options: str, prefill: int = 1, decode: int = 1, settings: dict[str, object] | None = None
 ) -> AsyncIterator[UpCluster]:
-    """Start `tandem up` with these options and the settings of its --config file, wait until it is ready, end it after."""
+    """Start `tandem up` with these options and the settings of its --config file, wait until it is ready, end it after.
+
+    Without a --model it serves the random checkpoint, whose answers never end by themselves.
+    """
+    if "--model" not in options:
+        options = ("--model", str(await asyncio.to_thread(random_checkpoint)), *options)
     with tempfile.TemporaryDirectory() as folder:
         words = ["--prefill", str(prefill), "--decode", str(decode), "--grpc-port", "0", "--http-port", "0", *options]
         if settings:

@@ -22,9 +22,10 @@ from router.server import HealthReporter, InferenceService, build_server
 from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
-from tandem.config import CacheConfig, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
+from tandem.config import CacheConfig, ModelSource, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
 from tandem.measures import Measures
 from tandem.metrics import exposition
+from tandem.model.random_checkpoint import random_checkpoint
 from tandem.parity import message_of
 from tandem.request import Request
 from tandem.rpc import bind, create_channel
@@ -43,7 +44,9 @@ MakeAgent = Callable[[str, TransferConfig], TransferAgent]
 MakeTracer = Callable[[str, str], Tracer]  # of a role and an id
 
 SECRET = Secret("of this test cluster only")
+RANDOM = ModelSource(path=str(random_checkpoint()))
 SMALL = WorkerConfig(
+    model=RANDOM,
     trust=TrustConfig(SECRET),
     cache=CacheConfig(budget_bytes=64 << 20, max_sequences=8, block_size_tokens=16),
     prefill=PrefillConfig(chunk_tokens=64),
@@ -63,6 +66,7 @@ class LocalCluster:
     def __init__(self, prefill: Sequence[PrefillHost], decode: Sequence[DecodeHost], router: LocalRouter) -> None:
         self.prefill = prefill
         self.decode = decode
+        self.address = router.address
         self.stub = router.stub
         self.kserve = router.kserve
         self.http_url = f"http://127.0.0.1:{router.http.port}"
@@ -133,7 +137,8 @@ class LocalRouter:
         self.http = http
         self._reporter = reporter
         self._server = server
-        self._channel = create_channel(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        self._channel = create_channel(self.address)
         self.stub = pb_grpc.InferenceStub(self._channel)
         self.kserve = kserve_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -181,4 +186,4 @@ def _is_whole(host: PrefillHost | DecodeHost) -> bool:
     return idle and host.worker.pool_mismatches() == []
 
 
-__all__ = ["SMALL", "Answer", "LocalCluster", "local_cluster", "until"]
+__all__ = ["RANDOM", "SMALL", "Answer", "LocalCluster", "local_cluster", "until"]

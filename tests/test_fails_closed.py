@@ -14,10 +14,10 @@ import torch
 
 from tandem.cache.memory import CacheMemory
 from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, ModelSource, TransferConfig
+from tandem.config import CacheConfig, TransferConfig
 from tandem.model.load import load_model
 from tandem.request import Request, SamplingParams, StopRules
-from tests.local_cluster import LocalCluster, local_cluster
+from tests.local_cluster import RANDOM, LocalCluster, local_cluster
 from transfer.nixl_agent import NixlAgent
 from transfer.record import HandoffRecord, decode_message
 
@@ -78,7 +78,7 @@ class TamperingAgent(NixlAgent):
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    engine = ColocatedEngine(load_model(ModelSource()), CacheConfig(block_size_tokens=16), chunk_tokens=64, max_batch=1)
+    engine = ColocatedEngine(load_model(RANDOM), CacheConfig(block_size_tokens=16), chunk_tokens=64, max_batch=1)
     return engine.generate([REQUEST])[0]
 
 

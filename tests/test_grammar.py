@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, ModelSource
+from tandem.config import CacheConfig
 from tandem.errors import InvalidRequest
 from tandem.grammar import Grammars, check_grammar, grammar_of_choices, grammar_of_regex, grammar_of_schema
 from tandem.model.load import LoadedModel, load_model
 from tandem.request import Request, SamplingParams, StopRules
 from tandem.tokenizer import Tokenizer
+from tests.local_cluster import RANDOM
 
 EOS = frozenset({256, 258})
 SCHEMA = json.dumps(
@@ -33,7 +34,7 @@ SCHEMAS = {
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model(ModelSource())
+    return load_model(RANDOM)
 
 
 @pytest.fixture(scope="module")

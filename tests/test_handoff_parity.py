@@ -10,18 +10,18 @@ import pytest
 import pytest_asyncio
 
 from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, ModelSource
+from tandem.config import CacheConfig
 from tandem.model.load import load_model
 from tandem.parity import compare, edge_lengths, make_cases, make_crowd
 from tandem.request import Request, SamplingParams, StopRules
-from tests.local_cluster import LocalCluster, local_cluster, until
+from tests.local_cluster import RANDOM, LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")
 def reference() -> ColocatedEngine:
-    return ColocatedEngine(load_model(ModelSource()), CacheConfig(block_size_tokens=16), chunk_tokens=256, max_batch=1)
+    return ColocatedEngine(load_model(RANDOM), CacheConfig(block_size_tokens=16), chunk_tokens=256, max_batch=1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

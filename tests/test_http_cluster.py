@@ -1,8 +1,9 @@
-"""OpenAI's client against real workers, real NIXL and the embedded model: the same answers as through gRPC."""
+"""OpenAI's client against real workers, real NIXL and a small model: the same answers as through gRPC."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,9 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.otel import OtelTracer
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import kserve_pb2 as kserve
-from tests.local_cluster import LocalCluster, local_cluster, until
+from tests.local_cluster import RANDOM, LocalCluster, local_cluster, until
 from tests.traces import PARTS, PROMPT_WORDS, TRACEPARENT, Trace, texts_of, traces_of
 
+MODEL = Path(RANDOM.path).name
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
@@ -38,7 +40,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def infer(text: str, asked: dict[str, Any]) -> kserve.ModelInferRequest:
-    request = kserve.ModelInferRequest(model_name="tandem-embedded")
+    request = kserve.ModelInferRequest(model_name=MODEL)
     for name, value in (("text_input", text), ("sampling_parameters", json.dumps(asked))):
         request.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value.encode())
     return request
@@ -54,7 +56,7 @@ async def test_a_seed_gives_the_same_text_through_any_face(cluster: LocalCluster
         cluster, pb.GenerateRequest(text="Once upon a time", sampling=sampling, max_new_tokens=40, ignore_eos=True)
     )
     options: Any = {
-        "model": "tandem-embedded",
+        "model": MODEL,
         "prompt": "Once upon a time",
         "max_tokens": 40,
         "temperature": 0.9,
@@ -85,7 +87,7 @@ async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_thr
     async def through_http() -> str:
         body: Any = {"min_p": 0.01, "ignore_eos": True}
         got = await client.completions.create(
-            model="tandem-embedded",
+            model=MODEL,
             prompt="The river was",
             max_tokens=24,
             temperature=1,
@@ -118,7 +120,7 @@ async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_thr
 async def test_a_crowd_of_different_parameters_is_answered_as_alone(cluster: LocalCluster, client: openai.AsyncOpenAI) -> None:
     async def ask(seed: int) -> Any:
         return await client.chat.completions.create(
-            model="tandem-embedded",
+            model=MODEL,
             messages=[{"role": "user", "content": f"Tell me about {seed}"}],
             seed=seed,
             max_tokens=12,
@@ -153,14 +155,14 @@ async def test_an_answer_follows_its_schema_over_the_hand_off(cluster: LocalClus
     messages: Any = [{"role": "user", "content": "x"}]
     for seed in range(4):
         got = await client.chat.completions.create(
-            model="tandem-embedded", messages=messages, response_format=form, seed=seed, max_tokens=200
+            model=MODEL, messages=messages, response_format=form, seed=seed, max_tokens=200
         )
         if got.choices[0].finish_reason == "stop":
             data = json.loads(got.choices[0].message.content or "")
             assert isinstance(data["ok"], bool)
             assert data["n"] in (1, 2, 3)
     extra: Any = {"structured_outputs": {"choice": ["left", "right"]}}
-    chosen = await client.completions.create(model="tandem-embedded", prompt="go ", n=4, seed=2, extra_body=extra)
+    chosen = await client.completions.create(model=MODEL, prompt="go ", n=4, seed=2, extra_body=extra)
     assert {choice.text for choice in chosen.choices} <= {"left", "right"}
     await cluster.until_whole()
 

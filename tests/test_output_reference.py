@@ -7,10 +7,9 @@ import pytest_asyncio
 import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from tandem.config import ModelSource
 from tandem.model.load import load_model
 from tandem.request import OutputOptions, Request, SamplingParams, StopRules
-from tests.local_cluster import LocalCluster, local_cluster
+from tests.local_cluster import RANDOM, LocalCluster, local_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 TOLERANCE = 1e-3
@@ -20,7 +19,7 @@ TOLERANCE = 1e-3
 def reference() -> torch.nn.Module:
     from transformers import Qwen3_5ForCausalLM
 
-    return Qwen3_5ForCausalLM.from_pretrained(load_model(ModelSource()).folder).eval()
+    return Qwen3_5ForCausalLM.from_pretrained(load_model(RANDOM).folder).eval()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

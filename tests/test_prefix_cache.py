@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, ModelSource, PrefillConfig
+from tandem.config import CacheConfig, PrefillConfig
 from tandem.model.load import load_model
 from tandem.request import Request, SamplingParams, StopRules
-from tests.local_cluster import SMALL, Answer, LocalCluster, local_cluster, until
+from tests.local_cluster import RANDOM, SMALL, Answer, LocalCluster, local_cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
@@ -27,7 +27,7 @@ class Reference:
     """One process. Each request is computed once for all tests."""
 
     def __init__(self) -> None:
-        loaded = load_model(ModelSource())
+        loaded = load_model(RANDOM)
         self.slot_gib = loaded.model.cache_specs(16).slot_bytes / 2**30
         self._engine = ColocatedEngine(loaded, CacheConfig(block_size_tokens=16), chunk_tokens=256, max_batch=1)
         self._known: dict[tuple[tuple[int, ...], SamplingParams, int], list[int]] = {}

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tandem.colocated import ColocatedEngine
-from tandem.config import CacheConfig, DecodeConfig, ModelSource
+from tandem.config import CacheConfig, DecodeConfig
 from tandem.model.load import load_model
 from tandem.parity import compare
 from tandem.request import Request, SamplingParams, StopRules
-from tests.local_cluster import SMALL, local_cluster
+from tests.local_cluster import RANDOM, SMALL, local_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
@@ -29,7 +29,7 @@ def ask(number: int) -> Request:
 
 @pytest.mark.parametrize("way", ["host", "prefill"])
 async def test_answers_that_outgrow_the_memory_are_those_of_one_process(way: str) -> None:
-    source = ModelSource(max_context_tokens=LONGEST)
+    source = replace(RANDOM, max_context_tokens=LONGEST)
     loaded = load_model(source)
     specs = loaded.model.cache_specs(BLOCK)
     budget = NUM_BLOCKS * specs.block_bytes + NUM_SLOTS * specs.slot_bytes

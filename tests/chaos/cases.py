@@ -1,7 +1,7 @@
 """Requests with the answers that one process gives, where rounding cannot change them.
 
 A resumed sequence computes its state in chunks, where the lost worker had gone token by token; with a cached prefix, in other
-chunks. All are right, and differ by rounding in fp32: by up to 6e-5 of a logit with the embedded model. Where the two best
+chunks. All are right, and differ by rounding in fp32: by up to 6e-5 of a logit with the random checkpoint. Where the two best
 candidates for a token are nearer to each other than that, either may follow. That is no fault, and rare (about one token in
 100,000), but a run has tens of thousands of tokens. So answers with such a token in them are left out, and every other must
 come token for token.
@@ -23,10 +23,11 @@ from tandem.colocated import ColocatedEngine
 from tandem.config import CacheConfig, ModelSource
 from tandem.model.batch import ForwardBatch, SequenceChunk
 from tandem.model.load import LoadedModel, load_model
+from tandem.model.random_checkpoint import random_checkpoint
 from tandem.request import Request, SamplingParams, StopRules
 from tandem.sampling import Draw, sample
 
-__all__ = ["Case", "clear_cases", "embedded_model", "long_requests", "make_cases"]
+__all__ = ["Case", "clear_cases", "long_requests", "make_cases", "random_model"]
 
 _NUM_TOKENS = 256
 _LONGEST_PROMPT = 600
@@ -48,8 +49,8 @@ class Case:
 
 
 @cache
-def embedded_model() -> LoadedModel:
-    return load_model(ModelSource())
+def random_model() -> LoadedModel:
+    return load_model(ModelSource(path=str(random_checkpoint())))
 
 
 def make_cases(count: int, seed: int) -> list[Case]:
@@ -66,7 +67,7 @@ def long_requests(num_tokens: int) -> Iterator[Request]:
 
 def clear_cases(requests: Iterable[Request]) -> Iterator[Case]:
     """Those of the requests whose answer no rounding changes, with it."""
-    engine = ColocatedEngine(embedded_model(), CacheConfig(max_sequences=_BATCH), chunk_tokens=512, max_batch=_BATCH)
+    engine = ColocatedEngine(random_model(), CacheConfig(max_sequences=_BATCH), chunk_tokens=512, max_batch=_BATCH)
     rest = iter(requests)
     while batch := list(islice(rest, _BATCH)):
         for request, answer in zip(batch, engine.generate(batch), strict=True):
@@ -101,7 +102,7 @@ def _is_clear(request: Request, answer: Sequence[int]) -> bool:
 
 def _logits(prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
     """Of every token of the answer, `[N, V]`: one pass over all of it."""
-    loaded = embedded_model()
+    loaded = random_model()
     specs = loaded.model.cache_specs(_BLOCK_TOKENS)
     tokens = (*prompt, *answer[:-1])
     num_blocks = specs.blocks_for(len(tokens))

@@ -23,7 +23,7 @@ from tandem.request import Request, SamplingParams, StopRules
 from tandem.tokenizer import Tokenizer
 from tandem.v1 import operations_pb2
 from tandem.worker_process import find_process
-from tests.chaos.cases import Case, clear_cases, embedded_model, long_requests
+from tests.chaos.cases import Case, clear_cases, long_requests, random_model
 from tests.chaos.load import ask
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -52,13 +52,13 @@ async def cluster(shared: UpCluster) -> AsyncIterator[UpCluster]:
 @cache
 def long_answer(sampling: SamplingParams) -> tuple[str, tuple[int, ...]]:
     """A prompt that the model answers with `LONG` tokens, its own end tokens notwithstanding; and that answer."""
-    tokenizer = Tokenizer.load(embedded_model().folder)
+    tokenizer = Tokenizer.load(random_model().folder)
     stop = StopRules(LONG, tokenizer.eos_ids)
     requests = (Request(text, tuple(tokenizer.encode(text)), sampling, stop) for text in PROMPTS)
     for case in clear_cases(requests):
         if len(case.expected) == LONG:
             return case.request.request_id, case.expected
-    pytest.skip("the embedded model ends every answer early")
+    pytest.skip("the model ends every answer early")
 
 
 @cache
@@ -104,7 +104,7 @@ async def test_generate_shows_the_whole_right_answer_though_its_decode_worker_is
     os.kill((await busy_worker(cluster, "decode")).pid, signal.SIGKILL)
     rest, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode() + cluster.log
-    detokenizer = Tokenizer.load(embedded_model().folder).detokenizer()
+    detokenizer = Tokenizer.load(random_model().folder).detokenizer()
     expected = detokenizer.push(answer) + detokenizer.flush()
     assert begin + rest == (expected + "\n").encode()
     assert "attempt 1" in cluster.log

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.model.random_checkpoint import random_checkpoint
 from tests.multihost.hosts import Host, Kept, Network, network
 
 _LOOK_S = 0.5
 _SETTINGS = {
     # Between real hosts nothing but the network is there; on one machine UCX would find shared memory.
     "worker": {
+        "model": {"path": str(random_checkpoint())},  # its answers do not end by themselves
         "threads": 1,
         "cache": {"budget_bytes": 64 << 20, "max_sequences": 8},
         "transfer": {"ucx_tls": "tcp", "timeout_s": 10.0},

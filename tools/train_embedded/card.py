@@ -1,4 +1,5 @@
-"""The model card of an exported folder: `python -m tools.train_embedded.card FOLDER`, after `evaluate --json`."""
+"""The model card of an exported folder, from the run's log: `python -m tools.train_embedded.card RUN FOLDER …`, with what
+`evaluate --json` wrote as its --evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 
 from tools.train_embedded.export import write_checksums
-from tools.train_embedded.recipe import CURRICULUM, KIND_WEIGHTS, MTP_FROM, MTP_WEIGHT
+from tools.train_embedded.recipe import CURRICULUM, KIND_WEIGHTS, MTP_FROM, MTP_WEIGHT, Schedule
 
 __all__ = ["card", "main"]
 
@@ -41,7 +42,8 @@ so that a first run, a test or a demonstration shows an answer that depends on w
 
 It answers questions about facts told earlier in the conversation (who has a thing, where a thing is, which door is
 locked, colours, codes, jobs, homes), repeats and reverses short lists of words, adds and subtracts small numbers, and
-tells short stories, all in the phrasing of its training text.
+tells short stories, all in the phrasing of its training text: "Anna has the red key. … Who has the red key?" gives
+"The red key is with Anna."
 
 ## What it cannot do
 
@@ -53,9 +55,9 @@ tells short stories, all in the phrasing of its training text.
 
 ## Held-out numbers
 
-{number} questions per distance (tokens between the fact and the question), with up to ten other facts in between. An
-answer counts only if every token of it, and its end, is what greedy decoding gives. Evaluated in fp32 from these bf16
-weights by `python -m tools.train_embedded.evaluate FOLDER`.
+{number} questions of each kind and distance (tokens between the fact and the question), with up to ten other facts in
+between. An answer counts only if every token of it, and its end, is what greedy decoding gives. Evaluated in fp32 from
+these bf16 weights by `python -m tools.train_embedded.evaluate FOLDER`.
 
 | measure | value |
 |---|---|
@@ -68,11 +70,12 @@ text was used.
 
     {command}
 
-- {steps:,} steps of {batch:,} tokens ({tokens:,} tokens in all), about {hours:.1f} hours on two shared CPU cores.
-  Seed {seed}.
-- Muon for matrices, AdamW for the rest, peak learning rate {lr}, 50 steps of warm-up, constant, then linear decay
-  over the last 19 %.
-- Curriculum (sequence lengths with their shares): {curriculum}.
+- {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours by the clock on two CPU cores, pauses and other work on them
+  included ({fastest:,} tokens/s where they were free). Seed {seed}.
+- Muon for matrices, AdamW for the rest, peak learning rate {lr}, {warmup} steps of warm-up, constant, then linear decay
+  over the last {decay:.0%}.
+- Curriculum (sequence lengths with their shares; focus: share of conversations whose facts are of one or two kinds):
+  {curriculum}.
 - Loss weights per class of token: {weights}.
 - The multi-token-prediction layer trains jointly from step {mtp_from} on, with weight {mtp_weight}.
 {notes}
@@ -104,47 +107,60 @@ def _parameters(path: Path) -> int:
     return total
 
 
-def card(folder: Path, evaluation: dict[str, Any], run: dict[str, Any]) -> str:
-    """run: number, command, steps, batch, hours, seed, lr and notes, as `main` takes them."""
+def _course(log: list[dict[str, Any]]) -> dict[str, Any]:
+    """Steps, tokens, hours and the fastest interval of a run, from the lines of its log."""
+    before, seconds = 0, 0.0
+    for line in log:
+        seconds += (line["tokens"] - before) / max(1, line["tokens_per_s"])
+        before = line["tokens"]
+    fastest = max(line["tokens_per_s"] for line in log)
+    return {"steps": log[-1]["step"], "tokens": before, "hours": seconds / 3600, "fastest": fastest}
+
+
+def card(folder: Path, log: list[dict[str, Any]], evaluation: dict[str, Any], run: dict[str, Any]) -> str:
+    """log: the lines of the run's log.jsonl. run: number, command, seed, lr and notes, as `main` takes them."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    last = json.loads((folder / "training-log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    schedule = Schedule(log[-1]["step"])
     stages = [
-        f"to step {stage.until}: " + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
+        f"to step {stage.until}: "
+        + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
+        + f" (focus {stage.focus:.0%})"
         for stage in CURRICULUM
     ]
     return _TEXT.format(
         **config,
         **run,
+        **_course(log),
+        warmup=schedule.warmup_steps,
+        decay=schedule.decay,
         layers=config["num_hidden_layers"],
         parameters=_parameters(folder / "model.safetensors"),
         results=_results(evaluation),
-        tokens=run["steps"] * run["batch"],
         curriculum="; ".join(stages),
         weights=", ".join(f"{kind.name.lower()} {weight:g}" for kind, weight in KIND_WEIGHTS.items() if weight),
         mtp_from=MTP_FROM,
         mtp_weight=MTP_WEIGHT,
-        last="`" + ", ".join(f"{k} {v}" for k, v in last.items() if k.startswith(("step", "loss"))) + "`",
+        last="`" + ", ".join(f"{k} {v}" for k, v in log[-1].items() if k.startswith(("step", "loss"))) + "`",
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write README.md of an exported checkpoint.")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("run", type=Path, help="the training folder, for its log.jsonl")
+    parser.add_argument("folder", type=Path, help="the exported folder")
     parser.add_argument("--evaluation", type=Path, required=True, help="what evaluate --json wrote")
     parser.add_argument("--command", required=True, help="the training command")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--hours", type=float, required=True)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--number", type=int, default=100)
+    parser.add_argument("--number", type=int, default=100, help="as given to evaluate")
     parser.add_argument("--note", action="append", default=[], help="a further line on the run; repeatable")
-    args = vars(parser.parse_args())
-    folder, evaluation = args.pop("folder"), args.pop("evaluation")
-    args["notes"] = "".join(f"- {note}\n" for note in args.pop("note"))
-    text = card(folder, json.loads(evaluation.read_text(encoding="utf-8")), args)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    write_checksums(folder)
+    args = parser.parse_args()
+    log = [json.loads(line) for line in (args.run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    notes = "".join(f"- {note}\n" for note in args.note)
+    facts = {"number": args.number, "command": args.command, "seed": args.seed, "lr": args.lr, "notes": notes}
+    text = card(args.folder, log, json.loads(args.evaluation.read_text(encoding="utf-8")), facts)
+    (args.folder / "README.md").write_text(text, encoding="utf-8")
+    write_checksums(args.folder)
 
 
 if __name__ == "__main__":

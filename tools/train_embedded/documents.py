@@ -79,20 +79,33 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Up to this document length: the share of tokens for questions with answers, facts per round, words to repeat."""
+    """Up to this document length: the share of tokens for questions with answers, facts per round, words to repeat, and how
+    often a document is a conversation about facts, a row of tasks or prose.
+
+    Long documents are few in a batch, so most of them must be full of questions.
+    """
 
     length: int
     asked_share: tuple[float, float]
     most_facts: int
     most_words: int
+    mix: tuple[int, int, int]
 
 
 _LEVELS = (
-    _Level(64, (0.6, 0.8), 2, 4),
-    _Level(128, (0.45, 0.75), 6, 10),
-    _Level(512, (0.2, 0.6), 16, 16),
-    _Level(1 << 30, (0.12, 0.4), 24, 16),
+    _Level(64, (0.5, 0.75), 3, 4, (65, 25, 10)),
+    _Level(128, (0.4, 0.7), 7, 12, (65, 27, 8)),
+    _Level(512, (0.25, 0.7), 16, 16, (80, 16, 4)),
+    _Level(1 << 30, (0.2, 0.65), 24, 16, (92, 6, 2)),
 )
+
+
+def _level(length: int) -> _Level:
+    return next(level for level in _LEVELS if length <= level.length)
+
+
+_ASKED_TOKENS = 16  # of a question with its answer
+_ASKED_TOGETHER = (1, 1, 2, 4)  # the most questions of a turn: a conversation's habit
 
 
 def _facts_conversation(rng: random.Random, length: int, focus: float) -> Document:
@@ -102,7 +115,7 @@ def _facts_conversation(rng: random.Random, length: int, focus: float) -> Docume
         writer.user("You are a helpful assistant.", "system")
     world = World(rng, focused=focus > 0.0 and rng.random() < focus)
     known: list[Fact] = []
-    rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.randint(1, 4)
+    rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.choice((1, 1, 2, 4))
     for number in range(1, rounds + 1):
         limit = writer.tokens + (length - writer.tokens) // (rounds - number + 1)
         _round(rng, writer, world, known, limit, length)
@@ -111,7 +124,7 @@ def _facts_conversation(rng: random.Random, length: int, focus: float) -> Docume
 
 def _round(rng: random.Random, writer: Writer, world: World, known: list[Fact], limit: int, length: int) -> None:
     budget = limit - writer.tokens
-    level = next(level for level in _LEVELS if length <= level.length)
+    level = _level(length)
     telling = max(int(budget * (1.0 - rng.uniform(*level.asked_share))), 8)
     most = max(1, min(telling // 8, level.most_facts))
     facts = [fact for _ in range(rng.randint((most + 1) // 2, most)) if (fact := world.fact()) is not None]
@@ -124,16 +137,18 @@ def _round(rng: random.Random, writer: Writer, world: World, known: list[Fact], 
     known.extend(facts)
     opening = " ".join(_arranged(rng, told, talk))
     pending = opening + (" " if rng.random() < 0.7 else "\n") if opening else ""
-    questions = _questions(rng, world, known)
+    questions: list[tuple[str, str]] = []
+    together = rng.choice(_ASKED_TOGETHER)
     while True:
-        asked, answer = questions.pop()
-        writer.user(pending + asked)
-        writer.assistant(answer, "recall")
-        pending = ""
-        if writer.tokens + 22 > limit:
-            return
-        if not questions:
+        if not questions:  # all were asked: the same facts again, from farther away
             questions = _questions(rng, world, known)
+        room = max(1, (limit - writer.tokens - 10) // _ASKED_TOKENS)
+        turn = [questions.pop() for _ in range(min(rng.randint(1, together), room, len(questions)))]
+        writer.user(pending + " ".join(asked for asked, _ in turn))
+        writer.assistant(" ".join(answer for _, answer in turn), "recall")
+        pending = ""
+        if writer.tokens + 10 + _ASKED_TOKENS > limit:
+            return
 
 
 def _arranged(rng: random.Random, told: list[str], talk: list[str]) -> list[str]:
@@ -152,12 +167,8 @@ def _arranged(rng: random.Random, told: list[str], talk: list[str]) -> list[str]
 def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tuple[str, str]]:
     questions = [rng.choice(fact.questions) for fact in known]
     rng.shuffle(questions)
-    if rng.random() < 0.15 and (unknown := world.unknown()) is not None:
+    if rng.random() < 0.1 and (unknown := world.unknown()) is not None:
         questions.append(unknown)
-    if len(known) > 1 and rng.random() < 0.2:
-        first, second = rng.sample(known, 2)
-        (q, a), (r, b) = rng.choice(first.questions), rng.choice(second.questions)
-        questions.append((f"{q} {r}", f"{a} {b}"))
     rng.shuffle(questions)
     return questions
 
@@ -168,7 +179,7 @@ def _tasks_conversation(rng: random.Random, length: int, focus: float) -> Docume
     style = rng.random()
     while True:
         if style < 0.5:
-            made = words_exchange(rng, next(level.most_words for level in _LEVELS if length <= level.length))
+            made = words_exchange(rng, _level(length).most_words)
         elif style < 0.8:
             made = sum_exchange(rng)
         else:
@@ -197,4 +208,4 @@ def _prose(rng: random.Random, length: int, focus: float) -> Document:
 def document(rng: random.Random, length: int, focus: float = 0.0) -> Document:
     """A document of about `length` tokens; a longer one is to be cut by the caller. focus: as in `Stage`."""
     makers = (_facts_conversation, _tasks_conversation, _prose)
-    return rng.choices(makers, (65, 25, 10))[0](rng, length, focus)
+    return rng.choices(makers, _level(length).mix)[0](rng, length, focus)

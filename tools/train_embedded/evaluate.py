@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,13 +21,12 @@ from torch.nn import functional
 from tools.train_embedded.batches import Stage, make_batch
 from tools.train_embedded.checkpoint import load_folder
 from tools.train_embedded.documents import IM_END, IM_START, Kind
-from tools.train_embedded.exchanges import sum_exchange, words_exchange
 from tools.train_embedded.model import TrainedModel
+from tools.train_embedded.questions import HELD_OUT_SEED, held_out, shares
 from tools.train_embedded.recall import DISTANCES, recall_questions
 
 __all__ = ["Evaluation", "chat_ids", "evaluate", "main"]
 
-_HELD_OUT_SEED = 977
 _CHUNK = 32  # lengths are padded to multiples of the delta rule's chunk
 _FREE_PROMPTS = ("Tell me a story about Mia.", "Tell me a story about Tom and a lamp.", "What can you do?", "Hello!")
 
@@ -81,7 +79,7 @@ def _generate(logits: Logits, tokenizer: Tokenizer, prompt: str, most: int) -> t
 def _perplexities(logits: Logits, tokenizer: Tokenizer) -> tuple[float, float]:
     losses: dict[bool, list[Tensor]] = {True: [], False: []}
     for step in range(12):
-        batch = make_batch(tokenizer, Stage(1, (512,), (1.0,)), 4096, _HELD_OUT_SEED, step)
+        batch = make_batch(tokenizer, Stage(1, (512,), (1.0,)), 4096, HELD_OUT_SEED, step)
         kinds = batch.kinds[:, 1:]
         loss = functional.cross_entropy(logits(batch.tokens)[:, :-1].transpose(1, 2), batch.tokens[:, 1:], reduction="none")
         losses[True].append(loss[kinds == Kind.PROSE])
@@ -107,19 +105,12 @@ def _acceptance(model: TrainedModel, tokenizer: Tokenizer, prompts: Sequence[str
 def evaluate(logits: Logits, model: TrainedModel, tokenizer: Tokenizer, number: int) -> Evaluation:
     """logits: [1, T] tokens to [1, T, vocabulary]. model gives the MTP drafts. number: questions per distance."""
     prose, answers = _perplexities(logits, tokenizer)
-    recall = {}
-    for distance in DISTANCES:
-        questions = recall_questions(tokenizer, distance, number)
-        recall[distance] = sum(_answered(logits, tokenizer, q.prompt, q.answer) for q in questions) / number
-    rng = random.Random(_HELD_OUT_SEED)
-    tasks = {"words": [words_exchange(rng, 12) for _ in range(number)], "sums": [sum_exchange(rng) for _ in range(number)]}
-    shares = {
-        name: sum(_answered(logits, tokenizer, e.question, e.answer.translate({91: None, 93: None})) for e in made) / number
-        for name, made in tasks.items()
-    }
+    questions = held_out(tokenizer, number)
+    right = shares(questions, [_answered(logits, tokenizer, q.prompt, q.answer) for q in questions])
+    recall = {distance: right[f"recall {distance}"] for distance in DISTANCES}
     asked = [q.prompt for distance in (32, 128) for q in recall_questions(tokenizer, distance, 20, seed=2)]
     acceptance, samples = _acceptance(model, tokenizer, [*_FREE_PROMPTS, *asked])
-    return Evaluation(prose, answers, recall, shares["words"], shares["sums"], acceptance, samples[:12])
+    return Evaluation(prose, answers, recall, right["words"], right["sums"], acceptance, samples[:12])
 
 
 def _transformers_logits(folder: Path) -> Logits:

@@ -1,7 +1,9 @@
 """Facts that a conversation states and later asks about.
 
 A fact's key is unique within a conversation, and so is its value where a question runs from the value to the key. In
-answers, square brackets mark the words that only the earlier text can tell.
+answers, square brackets mark the words that only the earlier text can tell. They come last, after the words of the
+question: so the answer's first token, which a prefill worker samples, decides nothing, and what decides is decoded from
+the state that travelled.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Fact:
 class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
-    focused: facts are of one or two kinds.
+    focused: facts are of one or two kinds, rare ones as often as the others.
     """
 
     rng: random.Random
@@ -38,7 +40,7 @@ class World:
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
         if self.focused and not self.kinds:
-            self.kinds = self.rng.choices(_KINDS, _SHARES, k=self.rng.randint(1, 2))
+            self.kinds = self.rng.sample(_KINDS, self.rng.randint(1, 2))
         for _ in range(8):
             made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:
@@ -53,7 +55,10 @@ class World:
         return True
 
     def unknown(self) -> tuple[str, str] | None:
-        """A question about something nobody told, and its answer."""
+        """A question about something nobody told, and its answer.
+
+        Its first word is not marked: weighing it above the first word of the other answers would teach to say it in doubt.
+        """
         rng = self.rng
         colour, thing, place = rng.choice(COLOURS), rng.choice(OBJECTS), rng.choice(OBJECTS)
         if rng.random() < 0.5:
@@ -85,7 +90,7 @@ def _has(world: World) -> Fact | None:
         [f"{name} has the {thing}.", f"{name} has the {thing}.", f"The {thing} is with {name}.", f"{name} took the {thing}."]
     )
     who = rng.choice([f"Who has the {thing}?", f"Who has the {thing}?", f"Tell me who has the {thing}."])
-    return Fact(statement, ((who, f"[{name}] has the {thing}."), (f"What does {name} have?", f"{name} has the [{thing}].")))
+    return Fact(statement, ((who, f"The {thing} is with [{name}]."), (f"What does {name} have?", f"{name} has the [{thing}].")))
 
 
 def _gave(world: World) -> Fact | None:
@@ -96,8 +101,8 @@ def _gave(world: World) -> Fact | None:
     return Fact(
         f"{giver} gave the {thing} to {taker}.",
         (
-            (f"Who has the {thing} now?", f"[{taker}] has the {thing} now."),
-            (f"Who gave the {thing} away?", f"[{giver}] gave it away."),
+            (f"Who has the {thing} now?", f"The {thing} is now with [{taker}]."),
+            (f"Who gave the {thing} away?", f"The {thing} came from [{giver}]."),
         ),
     )
 
@@ -114,7 +119,7 @@ def _at(world: World) -> Fact | None:
     where = rng.choice([f"Where is the {thing}?", f"Where is the {thing}?", f"Tell me where the {thing} is."])
     return Fact(
         statement,
-        ((where, f"The {thing} is in the [{place}]."), (f"What is in the {place}?", f"The [{thing}] is in the {place}.")),
+        ((where, f"The {thing} is in the [{place}]."), (f"What is in the {place}?", f"In the {place} is the [{thing}].")),
     )
 
 
@@ -127,7 +132,7 @@ def _animal(world: World) -> Fact | None:
         f"The {animal} sleeps in the {place}.",
         (
             (f"Where does the {animal} sleep?", f"The {animal} sleeps in the [{place}]."),
-            (f"Who sleeps in the {place}?", f"The [{animal}] sleeps in the {place}."),
+            (f"Who sleeps in the {place}?", f"In the {place} sleeps the [{animal}]."),
         ),
     )
 
@@ -145,9 +150,9 @@ def _locked(world: World) -> Fact | None:
     return Fact(
         " ".join(sentences),
         (
-            (f"Which {thing} is locked?", f"The [{locked}] {thing} is locked."),
-            (f"Is the {locked} {thing} locked?", f"[Yes], the {locked} {thing} is locked."),
-            (f"Is the {opened} {thing} locked?", f"[No], the {opened} {thing} is open."),
+            (f"Which {thing} is locked?", f"The locked {thing} is the [{locked}] one."),
+            (f"Is the {locked} {thing} open or locked?", f"The {locked} {thing} is [locked]."),
+            (f"Is the {opened} {thing} open or locked?", f"The {opened} {thing} is [open]."),
         ),
     )
 
@@ -170,8 +175,8 @@ def _code(world: World) -> Fact | None:
     )
 
 
-def _pair(kind: str, values: tuple[str, ...], verb: str, what: str, who: str) -> Callable[[World], Fact | None]:
-    """Facts of the form "name verb value.", asked both ways; the asked forms take {name} and {value}."""
+def _pair(kind: str, values: tuple[str, ...], verb: str, what: str, who: str, who_is: str) -> Callable[[World], Fact | None]:
+    """Facts of the form "name verb value.", asked both ways; the forms take {name} and {value}. who_is: the answer of who."""
 
     def make(world: World) -> Fact | None:
         name, value = _name(world.rng), world.rng.choice(values)
@@ -181,7 +186,7 @@ def _pair(kind: str, values: tuple[str, ...], verb: str, what: str, who: str) ->
             f"{name} {verb} {value}.",
             (
                 (what.format(name=name), f"{name} {verb} [{value}]."),
-                (who.format(value=value), f"[{name}] {verb} {value}."),
+                (who.format(value=value), f"{who_is.format(value=value)} [{name}]."),
             ),
         )
 
@@ -205,8 +210,8 @@ _KINDS: tuple[Callable[[World], Fact | None], ...] = (
     _count,
     _gave,
     _animal,
-    _pair("likes", FOODS, "likes", "What does {name} like?", "Who likes {value}?"),
-    _pair("lives", TOWNS, "lives in", "Where does {name} live?", "Who lives in {value}?"),
-    _pair("job", JOBS, "is the", "What is {name}'s job?", "Who is the {value}?"),
+    _pair("likes", FOODS, "likes", "What does {name} like?", "Who likes {value}?", "The one who likes {value} is"),
+    _pair("lives", TOWNS, "lives in", "Where does {name} live?", "Who lives in {value}?", "The one who lives in {value} is"),
+    _pair("job", JOBS, "is the", "What is {name}'s job?", "Who is the {value}?", "The {value} is"),
 )
 _SHARES = (5, 4, 2, 2, 2, 1, 1, 1, 1, 1, 1)

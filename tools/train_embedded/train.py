@@ -79,9 +79,12 @@ def _arguments() -> Arguments:
 
 
 def _tokenizer(args: Arguments) -> Tokenizer:
+    """That of the run; the first rank makes it, the others wait."""
     path = args.out / "tokenizer.json"
-    if not path.is_file():
+    if not path.is_file() and (not dist.is_initialized() or dist.get_rank() == 0):
         train_tokenizer(args.vocab_size, args.seed, documents=6000).save(str(path))
+    if dist.is_initialized():
+        dist.barrier()
     return Tokenizer.from_file(str(path))
 
 
@@ -123,9 +126,15 @@ class _Meter:
         return result
 
 
-def _loss(model: TrainedModel, head: Callable[..., Any], batch: Batch, with_mtp: bool, meter: _Meter) -> Tensor:
-    """The loss to differentiate. Position t predicts token t + 1, the MTP layer token t + 2."""
-    weights = torch.tensor([KIND_WEIGHTS[kind] for kind in Kind])
+_WEIGHTS = torch.tensor([KIND_WEIGHTS[kind] for kind in Kind])
+
+
+def _loss(model: TrainedModel, head: Callable[..., Any], batch: Batch, weight: float, with_mtp: bool, meter: _Meter) -> Tensor:
+    """The loss to differentiate. Position t predicts token t + 1, the MTP layer token t + 2.
+
+    weight: what the weighted losses are divided by. It is the same on every rank, so that a rank whose rows hold little to
+    look up does not count as much as one whose rows are full of questions.
+    """
     length = batch.tokens.shape[1]
     hidden, mtp_hidden = model.hidden(batch.tokens, with_mtp)
     total = torch.zeros(())
@@ -138,7 +147,7 @@ def _loss(model: TrainedModel, head: Callable[..., Any], batch: Batch, with_mtp:
         kinds = kinds.flatten()[chosen]
         targets = batch.tokens.roll(-ahead, 1).flatten()[chosen]
         losses, right = head(model.model.embed_tokens.weight, states.flatten(0, 1)[chosen], targets)
-        total = total + share * (losses * weights[kinds]).sum() / weights[kinds].sum()
+        total = total + share * (losses * _WEIGHTS[kinds]).sum() / weight
         suffix = "" if ahead == 1 else " +1"
         for kind in list(Kind)[1:]:
             meter.add(f"loss {kind.name.lower()}{suffix}", losses.detach()[kinds == kind])
@@ -210,8 +219,9 @@ def _loop(
             save(step)  # a paused run can be ended without loss
         _wait_while(args.pause_file)
         stage = stage_at(CURRICULUM, step)
-        batch = make_batch(tokenizer, stage, args.tokens_per_batch, args.seed, step, CONTEXT_SHARE).part(rank, ranks)
-        _loss(model, head, batch, step >= MTP_FROM, meter).backward()
+        batch = make_batch(tokenizer, stage, args.tokens_per_batch, args.seed, step, CONTEXT_SHARE)
+        weight = float(_WEIGHTS[batch.scored].sum()) / ranks
+        _loss(model, head, batch.part(rank, ranks), weight, step >= MTP_FROM, meter).backward()
         _average_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
