@@ -36,6 +36,8 @@ _KEEPALIVE_TIMEOUT_MS = 5_000
 _MIN_PING_INTERVAL_MS = 2_000
 _RECONNECT_BACKOFF_MS = 100
 _RECONNECT_BACKOFF_MAX_MS = 2_000
+# What gRPC calls the least backoff is the time that one attempt to connect has, TLS and the other side's greeting included.
+_CONNECT_ATTEMPT_MS = 5_000
 
 
 def create_server(
@@ -132,7 +134,7 @@ def _channel_options(max_message_bytes: int, certificates: Certificates | None) 
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
-        ("grpc.min_reconnect_backoff_ms", _RECONNECT_BACKOFF_MS),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_ATTEMPT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_BACKOFF_MAX_MS),
     )
     if certificates is not None and certificates.server_name:

@@ -1,6 +1,7 @@
 """Internal servers answer nobody without the cluster's secret, whatever the kind of call; TLS is mutual where it is set up."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -101,6 +102,40 @@ async def test_clients_connect_anew_after_a_while_and_what_runs_goes_on_where_it
         assert await stream.read() == peers[0].encode()  # … the stream is on the first one
         assert await stream.read() is grpc.aio.EOF
     await server.stop(None)
+
+
+@asynccontextmanager
+async def far_away(address: str, seconds: float) -> AsyncIterator[str]:
+    """An address from which bytes take so long to get to `address`, and back."""
+    host, port = address.split(":")
+    ended: list[asyncio.Event] = []
+
+    async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                await asyncio.sleep(seconds)
+                target.write(data)
+        target.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(over := asyncio.Event())
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        for end in (writer, far_writer):
+            with contextlib.suppress(ConnectionError):
+                await end.wait_closed()
+        over.set()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for over in ended:
+            await over.wait()
+
+
+async def test_a_server_far_away_has_time_to_greet() -> None:
+    """One attempt to connect must outlast some round trips, also with calls that do not wait for a connection."""
+    async with echo_server(create_server(), []) as address, far_away(address, 0.2) as near, create_channel(near) as channel:
+        assert await call(channel, "unary_unary") == b"hello"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -121,7 +121,7 @@ def _response_format(fields: Fields, message: pb.GenerateRequest) -> None:
 def _structured(fields: Fields, message: pb.GenerateRequest) -> None:
     given = [key for key in ("json", "regex", "choice", "json_object") if fields.get(key) not in (None, False)]
     if len(given) != 1:
-        raise InvalidRequest("structured_outputs", "needs one of json, regex, choice and json_object")
+        raise InvalidRequest("structured_outputs", "needs exactly one of json, regex, choice and json_object")
     if given == ["json"]:
         schema = fields.get("json")
         message.json_schema = utf8(schema, "structured_outputs.json") if isinstance(schema, str) else json.dumps(schema)

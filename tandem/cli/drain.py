@@ -6,6 +6,7 @@ import argparse
 
 from tandem.cli.client_tls import add_router_options
 from tandem.cli.operations import ask, get_status, wait_for
+from tandem.cli.seconds import require_seconds
 from tandem.errors import ConfigError
 from tandem.v1 import operations_pb2
 
@@ -60,8 +61,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("name a worker, or a host with --node")
     if args.undo and not args.node:
         raise ConfigError("--undo is for --node: a worker that drains ends")
-    if args.timeout is not None and not 0 <= args.timeout <= 86_400:
-        raise ConfigError(f"--timeout must be from 0 to 86400 seconds, not {args.timeout}")
+    require_seconds("--timeout", args.timeout)
 
 
 def _last_word(args: argparse.Namespace, worker_id: str) -> str:

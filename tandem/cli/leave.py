@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import http.client
 
+from tandem.cli.seconds import require_seconds
 from tandem.errors import TandemError
 
 __all__ = ["add_parser", "run"]
@@ -24,6 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    require_seconds("--timeout-s", args.timeout_s)
     connection = http.client.HTTPConnection("127.0.0.1", args.probe_port, timeout=args.timeout_s)
     try:
         connection.request("POST", "/leave")

@@ -64,17 +64,30 @@ def get_status(args: argparse.Namespace) -> operations_pb2.Status:
 def wait_for(
     args: argparse.Namespace, done: Callable[[operations_pb2.Status], bool], timeout_s: float, what: str
 ) -> operations_pb2.Status:
-    """Look until it is so.
+    """Look until it is so. A router that does not answer meanwhile is asked again.
 
     Raises:
         TandemError: it is not after `timeout_s`; or a pool gave up starting, with its reason.
     """
     deadline_s = time.monotonic() + timeout_s
-    while not done(status := get_status(args)):
-        reasons = "; ".join(f"{role}: {pool.reason}" for role, pool in status.pools.items() if pool.reason)
-        if any("gave up" in pool.reason for pool in status.pools.values()):
-            raise TandemError(f"{what}: {reasons}")
+    reasons = ""
+    while True:
+        if (status := _status_by(args, deadline_s)) is not None:
+            if done(status):
+                return status
+            reasons = "; ".join(f"{role}: {pool.reason}" for role, pool in status.pools.items() if pool.reason)
+            if any("gave up" in pool.reason for pool in status.pools.values()):
+                raise TandemError(f"{what}: {reasons}")
         if time.monotonic() > deadline_s:
             raise TandemError(f"{what} takes longer than {timeout_s:.0f} s ({reasons or 'no reason is told'})")
         time.sleep(_LOOK_S)
-    return status
+
+
+def _status_by(args: argparse.Namespace, deadline_s: float) -> operations_pb2.Status | None:
+    """None: nobody answers now, and there is time to ask again. Raises as `ask` does when there is none."""
+    try:
+        return get_status(args)
+    except Unavailable:
+        if time.monotonic() > deadline_s:
+            raise
+        return None

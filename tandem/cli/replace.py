@@ -7,6 +7,7 @@ import argparse
 from tandem.cli.client_tls import add_router_options
 from tandem.cli.operations import ask, wait_for
 from tandem.cli.scale import POOLS, pool_line
+from tandem.cli.seconds import require_seconds
 from tandem.v1 import operations_pb2
 
 __all__ = ["add_parser", "run"]
@@ -30,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    require_seconds("--wait", args.wait)
     reply = ask(args, lambda stub: stub.Replace(operations_pb2.ReplaceRequest(pool=args.pool)))
     old = set(reply.worker_ids)
     if args.no_wait or not old:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tandem.cli.client_tls import add_router_options
 from tandem.cli.operations import ask, wait_for
+from tandem.cli.seconds import require_seconds
 from tandem.errors import ConfigError
 from tandem.v1 import operations_pb2
 
@@ -45,6 +46,7 @@ def wishes_of(words: list[str]) -> dict[str, int | None]:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_seconds("--wait", args.wait)
     wishes = wishes_of(args.wishes)
     numbers = {role: wanted for role, wanted in wishes.items() if wanted is not None}
     request = operations_pb2.ScaleRequest(wanted=numbers, all=[role for role in wishes if role not in numbers])

@@ -25,7 +25,10 @@ def test_wrong_arguments_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["scale", "decode=many"]) == 2
     assert cli.main(["drain", "decode-1", "--timeout", "-5"]) == 2
     assert cli.main(["drain", "decode-1", "--timeout", "nan"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    for command in (["scale", "decode=1"], ["replace", "decode"]):
+        for wait in ("nan", "-1", "inf"):
+            assert cli.main([*command, "--wait", wait]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 9
 
 
 def test_where_nobody_answers_it_exits_with_1_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
