@@ -138,7 +138,7 @@ class PrefillLoop:
             self._step([self._prompts.running[chunk.index] for chunk in plan.chunks], plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
-            self._absorber.step(self._between_layers(math.inf))
+            self._absorber.step(self._between_layers(frozenset(), math.inf))
             self._memory.publish()
         elif self._prompts.is_empty:
             self._check_pools()
@@ -324,7 +324,8 @@ class PrefillLoop:
         between_layers = None
         if not any(prompt.task.is_interactive for prompt in prompts):
             num_tokens = sum(plan.num_tokens for plan in plans)
-            between_layers = self._between_layers(num_tokens_between_layers(num_tokens, self._sizes.policy))
+            suspended = {prompt.task.key for prompt in prompts}
+            between_layers = self._between_layers(suspended, num_tokens_between_layers(num_tokens, self._sizes.policy))
         try:
             first_tokens = self._chunk_step.run(prompts, plans, between_layers)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
@@ -341,20 +342,25 @@ class PrefillLoop:
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 
-    def _between_layers(self, num_left: float) -> Callable[[], None]:
+    def _between_layers(self, suspended: Set[Key], num_left: float) -> Callable[[], None]:
         """What to do between two layers of a step that is in no hurry: interactive prompts that have come are computed there,
-        `num_left` tokens of them at most. So they wait for a layer rather than for a step."""
+        `num_left` tokens of them at most. So they wait for a layer rather than for a step. suspended: whose step it is."""
+
+        def receive(wait_s: float) -> None:
+            for message in self._mail.take_during_step(self.inbox, wait_s, suspended):
+                self._obey(message)
 
         def compute_newcomers() -> None:
             nonlocal num_left
             started_s = self._clock.now()
-            for message in self._mail.take_during_step(self.inbox, 0.0):
-                self._obey(message)
-            self._start_waiting()
-            if self._prompts.awaits_answer(started_s - _QUICK_ANSWER_S):
-                for message in self._mail.take_during_step(self.inbox, _BETWEEN_LAYERS_S):
-                    self._obey(message)
-            while chunks := plan_between_layers(self._prompts.works(), self._sizes.policy, num_left):
+            while not self._mail.is_held_up:
+                receive(0.0)
+                self._start_waiting()
+                if self._prompts.awaits_answer(self._clock.now() - _QUICK_ANSWER_S):
+                    receive(_BETWEEN_LAYERS_S)
+                chunks = plan_between_layers(self._prompts.works(), self._sizes.policy, num_left)
+                if not chunks:
+                    break
                 self._step([self._prompts.running[chunk.index] for chunk in chunks], chunks)
                 num_left -= sum(chunk.num_tokens for chunk in chunks)
             self._interludes_s += self._clock.now() - started_s

@@ -176,6 +176,24 @@ def test_a_prompt_that_comes_is_computed_between_the_layers_of_what_is_absorbed(
     assert [task.request.request_id for task in bench.reserved] == ["soon", "large"]
 
 
+def test_a_prompt_between_layers_is_computed_no_further_once_it_is_cancelled(bench: Bench) -> None:
+    bench.grants_at_once = True
+    forward = bench.engine.forward
+
+    def interrupted(chunks: Any, on_layer: Any) -> Any:
+        if chunks[0].context_tokens == 8:  # the second of three chunks
+            bench.loop.inbox.put(CancelTask(("soon", 1)))
+        elif not bench.reserved:
+            bench.place("soon", 24)
+        return forward(chunks, on_layer)
+
+    bench.engine.forward = interrupted  # type: ignore[method-assign]
+    bench.loop.inbox.put(answer_of("a", 10, 6))
+    bench.turn()
+    assert [len(chunk.tokens) for [chunk] in bench.engine.steps] == [16, 8, 8]
+    assert bench.handoffs["soon"].on_quiet is not None
+
+
 def test_an_answer_whose_prompt_is_forgotten_is_left_alone(bench: Bench) -> None:
     bench.loop.inbox.put(answer_of("a", 600, 10))
     bench.turn(2)
