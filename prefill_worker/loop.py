@@ -135,7 +135,7 @@ class PrefillLoop:
         plan = plan_step(self._prompts.works(), self._sizes.policy, self._batch_credit)
         self._batch_credit = plan.batch_credit
         if plan.chunks:
-            self._step([self._prompts.running[chunk.index] for chunk in plan.chunks], plan.chunks)
+            self._step(plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
             self._absorber.step(self._between_layers(frozenset(), math.inf))
@@ -314,7 +314,8 @@ class PrefillLoop:
         self._prompts.running.append(prompt)
         self._push_complete_blocks(prompt)
 
-    def _step(self, prompts: Sequence[RunningPrompt], plans: Sequence[ChunkPlan]) -> None:
+    def _step(self, plans: Sequence[ChunkPlan]) -> None:
+        prompts = [self._prompts.running[plan.index] for plan in plans]
         started_s, interludes_s = self._clock.now(), self._interludes_s
         for prompt in prompts:
             if prompt.num_computed == prompt.memory.num_cached:
@@ -361,7 +362,7 @@ class PrefillLoop:
                 chunks = plan_between_layers(self._prompts.works(), self._sizes.policy, num_left)
                 if not chunks:
                     break
-                self._step([self._prompts.running[chunk.index] for chunk in chunks], chunks)
+                self._step(chunks)
                 num_left -= sum(chunk.num_tokens for chunk in chunks)
             self._interludes_s += self._clock.now() - started_s
 

@@ -75,7 +75,7 @@ class PrefillPolicy:
 
 def plan_step(works: Sequence[Work], policy: PrefillPolicy, batch_credit: float = 0.0) -> StepPlan:
     """At most `policy.chunk_tokens`; empty only when there is no work."""
-    order = sorted(range(len(works)), key=lambda index: (policy.urgency(works[index]), index))
+    order = _ranked(works, policy)
     interactive = [index for index in order if works[index].service_class is ServiceClass.INTERACTIVE]
     batch = [index for index in order if works[index].service_class is not ServiceClass.INTERACTIVE]
     if not batch or not interactive:
@@ -98,8 +98,7 @@ def num_tokens_between_layers(step_tokens: int, policy: PrefillPolicy) -> float:
 
 def plan_between_layers(works: Sequence[Work], policy: PrefillPolicy, num_left: float) -> tuple[ChunkPlan, ...]:
     """Chunks of interactive prompts alone, `num_left` tokens at most."""
-    interactive = [i for i, work in enumerate(works) if work.service_class is ServiceClass.INTERACTIVE]
-    interactive.sort(key=lambda index: (policy.urgency(works[index]), index))
+    interactive = [index for index in _ranked(works, policy) if works[index].service_class is ServiceClass.INTERACTIVE]
     return tuple(_fill(interactive, works, int(min(policy.chunk_tokens, num_left)), policy, may_be_empty=True))
 
 
@@ -121,6 +120,11 @@ def may_begin(candidate: Work, begun: Iterable[Work], policy: PrefillPolicy) -> 
         or (work.service_class is candidate.service_class and policy.urgency(work) <= policy.urgency(candidate))
     )
     return ahead < 2 * policy.chunk_tokens
+
+
+def _ranked(works: Sequence[Work], policy: PrefillPolicy) -> list[int]:
+    """Positions in `works`, the most urgent first."""
+    return sorted(range(len(works)), key=lambda index: (policy.urgency(works[index]), index))
 
 
 def _fill(
