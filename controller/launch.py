@@ -43,6 +43,7 @@ _ANSWER_S = 20.0
 _START_S = 60.0
 _OWNER_TIMEOUT_S = 30.0
 _SHUTDOWN_S = 30.0
+_SETTLE_S = 2.0
 _LOOK_S = 0.2
 
 
@@ -70,13 +71,23 @@ class ClusterHandle:
         """Stop the workers in order, then the controller, then this process's Ray; bounded, also where the signal that ends us
         went to Ray's processes too."""
         node = LocalNode.of_this_process()
-        ended, deadline_s = self._actor.shutdown.remote(), time.monotonic() + _SHUTDOWN_S
-        while node.lives and time.monotonic() < deadline_s and not ray.wait([ended], timeout=_LOOK_S)[0]:
-            pass
-        if node.lives:
+        if not self._stop_in_order(node) and node.raylet is not None:
+            node.end(grace_s=0)  # Ray would wait for each of them
+        if node.raylet is None:
             run_bounded(self._end_actors, _ANSWER_S)
         ray.shutdown()
         node.end()
+
+    def _stop_in_order(self, node: LocalNode) -> bool:
+        """Whether the controller could do it. Where the signal went to the workers too, there is soon nothing left to stop,
+        while a controller whose Ray is ending waits for it."""
+        ended, deadline_s = self._actor.shutdown.remote(), time.monotonic() + _SHUTDOWN_S
+        while node.lives and time.monotonic() < deadline_s:
+            if ray.wait([ended], timeout=_LOOK_S)[0]:
+                return True
+            if node.raylet is not None and not node.workers():
+                deadline_s = min(deadline_s, time.monotonic() + _SETTLE_S)
+        return False
 
     def _end_actors(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError):

@@ -1,4 +1,4 @@
-"""Ray's processes below this one, where it started them itself: whether they are there, and that none is left."""
+"""Ray's processes below this one, where it started them itself: which are there, and that none is left."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import psutil
 __all__ = ["LocalNode", "run_bounded"]
 
 _RAYLET = "raylet"
+_WORKERS = ("ray::PrefillWorkerActor", "ray::DecodeWorkerActor")
 _GRACE_S = 3.0
 
 
@@ -36,9 +37,13 @@ class LocalNode:
         """False once it is known that Ray cannot answer. Its calls then wait for a minute each."""
         return self.raylet is None or _runs(self.raylet)
 
-    def end(self) -> None:
-        """Ray's processes end with their node by themselves; what does not within seconds is killed."""
-        _, left = psutil.wait_procs(self.processes, timeout=_GRACE_S)
+    def workers(self) -> list[psutil.Process]:
+        """Those that serve still, of the ones there were at the time of looking."""
+        return [process for process in self.processes if _name(process).startswith(_WORKERS) and _runs(process)]
+
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """Ray's processes end with their node by themselves; what does not within `grace_s` is killed."""
+        _, left = psutil.wait_procs(self.processes, timeout=grace_s)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
