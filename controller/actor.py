@@ -28,7 +28,7 @@ NAME = "controller"
 
 log = logging.getLogger(__name__)
 
-_OWNER_LOOK_S = 1.0
+_OWNER_LOOK_S = 5.0
 _STOP_S = 10.0
 _PORT_RETRY_S = 0.5
 

@@ -25,10 +25,10 @@ class Timing:
     that a killed process is gone, people are told, and it goes on being tried.
     """
 
-    look_s: float = 1.0
+    look_s: float = 2.0
     progress_s: float = 0.25
     stall_s: float = 300.0
-    ping_s: float = 1.0
+    ping_s: float = 2.0
     answer_s: float = 5.0
     connect_s: float = 30.0
     stop_s: float = 310.0

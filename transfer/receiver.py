@@ -27,7 +27,7 @@ __all__ = ["OnRefused", "OnVerified", "ReaderIdentity", "Receiver"]
 
 _log = logging.getLogger(__name__)
 # Nothing is awaited: the library answers keepalives, and leases are looked at for expiry.
-_IDLE_TICK_S = 0.1
+_IDLE_TICK_S = 0.5
 # A record is awaited but not near: looking costs about 3 % of a core at 2 ms, and ten times that at 0.2 ms.
 _AWAITING_FACTOR = 10
 # Somebody was told how to connect, and needs our progress for it: at most so long.

@@ -33,7 +33,7 @@ __all__ = ["Sender"]
 _log = logging.getLogger(__name__)
 _MAX_POST_BYTES = 16 << 20
 # With nothing in flight: often enough to answer keepalives and to see a closed connection, too seldom to cost anything.
-_IDLE_TICK_S = 0.2
+_IDLE_TICK_S = 0.5
 # A record is handed to the library, which may need a few more looks to get it out of the door.
 _LINGER_S = 0.02
 

@@ -19,16 +19,32 @@ from tandem.errors import ConfigError
 __all__ = ["HttpServer", "start_http"]
 
 _STOP_WAIT_S = 5.0
+_DATE_S = 1.0
 # So much of an answer may wait in the system for its client. By itself it takes megabytes for one that does not read.
 _SEND_BUFFER_BYTES = 64 * 1024
 
 
 class _Server(uvicorn.Server):
-    """Signals are the process's own business."""
+    """Signals are the process's own business, and an idle router sleeps: uvicorn's own looks ten times a second whether it is
+    to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # which also makes the date that answers carry, good for a second
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._leaving.wait()
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,13 @@ class HttpServer:
     """Serving since `start_http`. port: where it listens."""
 
     port: int
-    _server: uvicorn.Server
+    _server: _Server
     _serving: asyncio.Task[None]
 
     async def stop(self, grace_s: float) -> None:
         """No new requests; those that run have so long. Twice is once."""
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-        self._server.should_exit = True
+        self._server.leave()
         done, _ = await asyncio.wait([self._serving], timeout=grace_s + _STOP_WAIT_S)
         if not done:
             self._server.force_exit = True

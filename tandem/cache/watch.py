@@ -11,7 +11,7 @@ __all__ = ["PoolWatch"]
 
 logger = logging.getLogger(__name__)
 # To look costs time by the size of the pools, and a worker may be idle for days.
-_EVERY_S = 10.0
+_EVERY_S = 60.0
 
 
 class PoolWatch:
@@ -26,7 +26,7 @@ class PoolWatch:
         self._due_s = 0.0
 
     def look_if_due(self, standing: Hashable, missing: Callable[[], Sequence[str]]) -> None:
-        """standing: something that changes when the pools do. Looks when it has, and every ten seconds."""
+        """standing: something that changes when the pools do. Looks when it has, and every minute."""
         now = self._clock.now()
         if standing != self._standing or now >= self._due_s:
             self._standing, self._due_s = standing, now + _EVERY_S
