@@ -24,6 +24,7 @@ __all__ = ["GrammarState", "Grammars", "check_grammar", "grammar_of_choices", "g
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 _KEPT = 64
+_NOTHING_FITS = "NoExtensionBias"  # llguidance's word for a grammar without any text
 
 
 def grammar_of_schema(schema: str) -> str:
@@ -64,7 +65,8 @@ def check_grammar(grammar: str, field: str) -> None:
     if not matcher.is_error() and first is not None and matcher.consume_token(first):
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise InvalidRequest(field, f"is too complex: {_one_line(matcher.get_error())}")
+        reason = _one_line(matcher.get_error())
+        raise InvalidRequest(field, "no answer fits it" if reason == _NOTHING_FITS else f"is too complex: {reason}")
 
 
 def _bits(mask: bytes) -> Iterator[bool]:

@@ -166,3 +166,8 @@ def test_any_text_can_be_a_choice(texts: list[str], grammars: Grammars) -> None:
 def test_nothing_is_read_until_somebody_asks(tmp_path: Path) -> None:
     grammars = Grammars(lambda: Tokenizer.load(tmp_path), lambda: 5)
     assert grammars.start(request("")) is None
+
+
+def test_a_schema_that_nothing_fits_is_refused_in_words_of_ours() -> None:
+    with pytest.raises(InvalidRequest, match=r"^json_schema: no answer fits it$"):
+        check_grammar(grammar_of_schema('{"$ref": "#"}'), "json_schema")

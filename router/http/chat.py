@@ -53,14 +53,17 @@ def _logprobs(fields: Fields, message: pb.GenerateRequest) -> None:
 
 def _message(fields: Fields) -> pb.ChatMessage:
     role = fields.text("role") or ""
+    content = _content(fields)
     message = pb.ChatMessage(
         role=_ROLES.get(role, role),
-        content=_content(fields),
+        content=content or "",
         reasoning=_reasoning(fields),
         tool_call_id=fields.text("tool_call_id") or "",
         name=fields.text("name") or "",
         tool_calls=_calls(fields),
     )
+    if content is None and not (message.tool_calls or message.reasoning):
+        raise InvalidRequest(fields.name("content"), "is missing")
     fields.ignore("refusal", "annotations", "audio", "function_call")
     fields.done()
     return message
@@ -103,11 +106,11 @@ def _tools(fields: Fields, chat: pb.ChatMessages) -> None:
         raise InvalidRequest("tools", "holds half of a surrogate pair, which is no text") from error
 
 
-def _content(fields: Fields) -> str:
-    """Text, or parts of text."""
+def _content(fields: Fields) -> str | None:
+    """Text, or parts of text. None: neither, as in a message that only calls tools."""
     content, name = fields.get("content"), fields.name("content")
     if content is None:
-        return ""
+        return None
     if isinstance(content, str):
         return utf8(content, name)
     if not isinstance(content, list):
@@ -119,6 +122,8 @@ def _content(fields: Fields) -> str:
             raise InvalidRequest(
                 f"{name}[{place}]", f"is of type {kind!r}; only text is served here: no images, audio or files"
             )
-        inner = Fields(part, f"{name}[{place}].")
-        texts.append(inner.text("text") or "")
+        text = Fields(part, f"{name}[{place}].").text("text")
+        if text is None:
+            raise InvalidRequest(f"{name}[{place}].text", "is missing")
+        texts.append(text)
     return "".join(texts)
