@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence, Set
-from typing import Protocol
 
 from prefill_worker.absorber import Absorber
+from prefill_worker.beginnings import Beginnings, HandoffSource, ReservationClient
 from prefill_worker.chunk_size import ChunkSizer
 from prefill_worker.chunk_step import ChunkStep
+from prefill_worker.endings import Endings
 from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
     AbsorbAnswer,
@@ -27,7 +28,7 @@ from prefill_worker.inbox import (
 from prefill_worker.mail import Mail
 from prefill_worker.measured import PrefillMeasures
 from prefill_worker.memory import PromptMemory
-from prefill_worker.prompt import Key, LocalMemory, PrefillTask, ReservingPrompt, RunningPrompt
+from prefill_worker.prompt import Key, PrefillTask, RunningPrompt
 from prefill_worker.prompts import PromptTable
 from prefill_worker.report import Reporter
 from prefill_worker.scheduler import (
@@ -43,42 +44,20 @@ from tandem.cache.watch import PoolWatch
 from tandem.clock import Clock
 from tandem.config import PrefillConfig
 from tandem.engine import Engine, engine_grammars
-from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
+from tandem.errors import HandoffError, TandemError
 from tandem.mailbox import Inbox, SessionHub
 from tandem.measures import Measures
 from tandem.request import Drawn
 from tandem.tracing import NO_TRACER, Tracer
 from tandem.v1 import worker_pb2 as pb
-from transfer.handoff import Handoff, HandoffResult, LeaseGrant
 
-__all__ = ["HandoffSource", "PrefillLoop", "ReservationClient"]
+__all__ = ["PrefillLoop"]
 
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
-_QUICK_ANSWER_S = 0.1
 # A reservation takes milliseconds, a layer of a large step takes tens: the answer is worth waiting for.
 _BETWEEN_LAYERS_S = 0.02
-_LEAVING = Leaving("the prefill worker ends; the request goes on elsewhere")
-
-
-class ReservationClient(Protocol):
-    """The decode workers, as the loop needs them. Calls return at once; answers arrive in the inbox."""
-
-    def reserve(self, task: PrefillTask) -> None:
-        """Ask for a lease; the answer is a `ReservationEnded`."""
-        ...
-
-    def release(self, grant: LeaseGrant, reason: str, *, record_sent: bool = False) -> None:
-        """Tell the decode worker that no write of this lease is in flight and none will follow; record_sent: but the
-        record is on its way."""
-        ...
-
-
-class HandoffSource(Protocol):
-    def begin(self, task: PrefillTask, grant: LeaseGrant, memory: LocalMemory) -> Handoff:
-        """Start to send from `memory` into what `grant` names. Raises HandoffError: the grant cannot be used."""
-        ...
 
 
 class PrefillLoop:
@@ -106,9 +85,6 @@ class PrefillLoop:
         self._chunk_step = ChunkStep(engine, engine_grammars(engine))
         self._memory = PromptMemory(engine, config, self._holdings)
         self._absorber = Absorber(engine, self._memory, config.absorb_chunk_tokens, config.checkpoint_every_tokens)
-        self._config = config
-        self._handoffs = handoffs
-        self._reservations = reservations
         self._report = Reporter(hub)
         self._clock = clock
         policy = PrefillPolicy(config.chunk_tokens, engine.tile_tokens, config.ageing, config.batch_share)
@@ -116,12 +92,19 @@ class PrefillLoop:
         self._prompts = PromptTable()
         self._batch_credit = 0.0
         self._stopping = False
-        self._draining = False
         self._step_s = self._busy_s = self._interludes_s = 0.0
         self.waste = WasteCount()
         self.measures = Measures()
         self._measured = PrefillMeasures(self.measures)
-        self._traced = PrefillTraces(tracer)
+        self._beginnings = Beginnings(
+            *(engine, self._prompts, self._memory, self._absorber, handoffs, reservations, self._report, self._holdings, clock),
+            max_queue=config.max_queue,
+        )
+        self._endings = Endings(
+            *(self._prompts, self._memory, reservations, self._report, self._holdings, self._sizes, self._measured),
+            traced=PrefillTraces(tracer),
+            tell=lambda message: self.inbox.put(message),
+        )
 
     def run(self) -> None:
         while not self._stopping:
@@ -130,8 +113,8 @@ class PrefillLoop:
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._receive(wait_s)
-        self._drop_hopeless()
-        self._start_waiting()
+        self._endings.drop_hopeless()
+        self._beginnings.start_waiting(self._sizes.policy)
         plan = plan_step(self._prompts.works(), self._sizes.policy, self._batch_credit)
         self._batch_credit = plan.batch_credit
         if plan.chunks:
@@ -171,148 +154,32 @@ class PrefillLoop:
     def _obey(self, message: Message) -> None:
         match message:
             case PrefillTask():
-                self._accept(message)
+                self._beginnings.accept(message)
             case AbsorbAnswer(task):
                 self._absorber.offer(task)
             case ReservationEnded(key, outcome):
-                self._reservation_ended(key, outcome)
+                self._beginnings.reservation_ended(key, outcome)
             case HandoffEnded(key, outcome):
-                self._handoff_ended(key, outcome)
+                self._endings.handoff_ended(key, outcome)
             case MemoryQuiet(key):
-                self._memory_quiet(key)
+                self._endings.memory_quiet(key)
             case CancelTask(key):
                 self.waste.dropped(key)
-                self._drop(lambda task: task.key == key)
+                self._endings.drop(lambda task: task.key == key)
             case AskTask(key, router_id):
                 self._report.standing(router_id, *key, known=self._prompts.knows(key))
             case RouterGone(router_id):
-                self._drop(lambda task: task.router_id == router_id)
+                self._endings.drop(lambda task: task.router_id == router_id)
             case Drain():
-                self._draining = True
+                self._beginnings.is_draining = True
                 self._absorber.clear()
-                self._hand_over({prompt.task.key for prompt in self._prompts.waiting})
+                self._endings.hand_over({prompt.task.key for prompt in self._prompts.waiting})
             case HandOver():
-                self._hand_over({task.key for task in self._prompts.tasks()})
+                self._endings.hand_over({task.key for task in self._prompts.tasks()})
             case Stop():
                 self._stopping = True
 
-    def _accept(self, task: PrefillTask) -> None:
-        blocks_needed = self._engine.memory.specs.blocks_for(task.num_tokens)
-        if self._prompts.knows(task.key):
-            logger.warning("request %s attempt %d was placed here twice; the second is ignored", *task.key)
-        elif self._draining:
-            self._report.failed(task, _LEAVING)
-        elif (num_waiting := len(self._prompts.waiting)) >= self._config.max_queue:
-            self._report.failed(task, Overloaded(f"{num_waiting} prompts wait at this prefill worker", retry_after_s=1.0))
-        elif blocks_needed > self._engine.blocks.size:
-            self._report.failed(
-                task, NoRoom(f"the prompt needs {blocks_needed} KV blocks, this worker has {self._engine.blocks.size}")
-            )
-        else:
-            self._prompts.wait(task)
-
-    def _reservation_ended(self, key: Key, outcome: LeaseGrant | TandemError) -> None:
-        reserving = self._prompts.reserving.pop(key)
-        if isinstance(outcome, TandemError):
-            self._memory.free(reserving.memory)
-            if not reserving.cancelled:
-                self._report.failed(reserving.task, outcome)
-        elif reserving.cancelled:
-            self._memory.free(reserving.memory)
-            self._reservations.release(outcome, "cancelled")
-        else:
-            self._begin_handoff(reserving, outcome)
-
-    def _begin_handoff(self, reserving: ReservingPrompt, grant: LeaseGrant) -> None:
-        task, memory = reserving.task, reserving.memory
-        try:
-            handoff = self._handoffs.begin(task, grant, memory)
-        except HandoffError as error:  # nothing was written under this grant
-            self._memory.free(memory)
-            self._reservations.release(grant, str(error))
-            self._report.failed(task, error)
-        else:
-            self._begin(task, memory, reserving.came_at, grant, handoff)
-
-    def _handoff_ended(self, key: Key, outcome: HandoffResult | TandemError) -> None:
-        prompt = self._prompts.leaving.get(key)
-        if prompt is None:
-            return
-        if isinstance(outcome, TandemError):
-            self._report.failed(prompt.task, outcome)
-            self._abort(prompt, str(outcome))
-        else:
-            del self._prompts.leaving[key]
-            self._memory.free(prompt.memory)
-            self._sizes.handed_off(outcome)
-            self._report.handed_off(prompt.task, outcome)
-            self._measured.handed_off(prompt.task, outcome, len(self._prompts.leaving) + 1)
-            if prompt.grant is not None:
-                self._traced.handed_off(prompt.task, outcome, prompt.grant.peer_id)
-                self._reservations.release(prompt.grant, "handed off", record_sent=True)
-
-    def _memory_quiet(self, key: Key) -> None:
-        prompt = self._prompts.leaving.pop(key, None)
-        if prompt is None:  # the record had already been sent when the abort came
-            return
-        self._memory.free(prompt.memory)
-        if prompt.grant is not None:
-            self._reservations.release(prompt.grant, "aborted")
-
-    def _drop(self, unwanted: Callable[[PrefillTask], bool]) -> None:
-        """Nobody waits for these any more, at whatever point of their life they are."""
-        self._prompts.drop_waiting(unwanted)
-        for reserving in self._prompts.reserving.values():
-            reserving.cancelled |= unwanted(reserving.task)
-        for prompt in [p for p in self._prompts.running if unwanted(p.task)]:
-            self._prompts.running.remove(prompt)
-            self._leave_aborted(prompt, "cancelled")
-        for prompt in [p for p in self._prompts.leaving.values() if unwanted(p.task)]:
-            self._abort(prompt, "cancelled")
-
-    def _hand_over(self, keys: Set[Key]) -> None:
-        """These are given up here; their routers place them again."""
-        for task in self._prompts.tasks():
-            if task.key in keys:
-                self._report.failed(task, _LEAVING)
-        self._drop(lambda task: task.key in keys)
-
-    def _drop_hopeless(self) -> None:
-        """A prompt whose hand-off has failed already is not computed to its end."""
-        for prompt in [p for p in self._prompts.running if p.handoff is not None and p.handoff.failure is not None]:
-            assert prompt.handoff is not None
-            assert prompt.handoff.failure is not None
-            self._prompts.running.remove(prompt)
-            self._report.failed(prompt.task, prompt.handoff.failure)
-            self._leave_aborted(prompt, str(prompt.handoff.failure))
-
     # ---- decide and act ----
-
-    def _start_waiting(self) -> None:
-        """Take memory for the next waiting prompts and ask for their reservations, a little ahead of the compute."""
-        while (waiting := self._prompts.next_to_begin(self._sizes.policy, self._clock.now() - _QUICK_ANSWER_S)) is not None:
-            task = waiting.task
-            memory = self._memory.take(task)
-            if memory is None and self._absorber.give_way():
-                memory = self._memory.take(task)
-            if memory is None:
-                return
-            self._prompts.waiting.remove(waiting)
-            if task.needs_handoff:
-                self._prompts.reserving[task.key] = ReservingPrompt(task, memory, self._clock.now(), waiting.came_at)
-                self._reservations.reserve(task)
-            else:
-                self._begin(task, memory, waiting.came_at, None, None)
-
-    def _begin(
-        self, task: PrefillTask, memory: LocalMemory, came_at: int, grant: LeaseGrant | None, handoff: Handoff | None
-    ) -> None:
-        self._holdings.note(memory, f"lease {grant.lease_id} of {grant.peer_id} granted" if grant else "begun without a lease")
-        prompt = RunningPrompt(
-            *(task, memory, grant, handoff, came_at), num_computed=memory.num_cached, tokens=task.request.tokens
-        )
-        self._prompts.running.append(prompt)
-        self._push_complete_blocks(prompt)
 
     def _step(self, plans: Sequence[ChunkPlan]) -> None:
         prompts = [self._prompts.running[plan.index] for plan in plans]
@@ -332,9 +199,7 @@ class PrefillLoop:
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
-                self._prompts.running.remove(prompt)
-                self._report.failed(prompt.task, HandoffError("prefill failed on this worker; see its log"))
-                self._leave_aborted(prompt, "prefill failed")
+                self._endings.fail(prompt, HandoffError("prefill failed on this worker; see its log"))
             return
         self._step_s = self._clock.now() - started_s - (self._interludes_s - interludes_s)
         self._sizes.computed(sum(plan.num_tokens for plan in plans), self._step_s)
@@ -356,8 +221,8 @@ class PrefillLoop:
             started_s = self._clock.now()
             while not self._mail.is_held_up:
                 receive(0.0)
-                self._start_waiting()
-                if self._prompts.awaits_answer(self._clock.now() - _QUICK_ANSWER_S):
+                self._beginnings.start_waiting(self._sizes.policy)
+                if self._beginnings.is_answer_near():
                     receive(_BETWEEN_LAYERS_S)
                 chunks = plan_between_layers(self._prompts.works(), self._sizes.policy, num_left)
                 if not chunks:
@@ -379,56 +244,10 @@ class PrefillLoop:
             prompt.num_computed += plan.num_tokens
             self._prompts.num_computed_tokens += plan.num_tokens
             if plan.is_last:
-                self._prompts.running.remove(prompt)
-                self._complete(prompt, next(drawn), compute_done_s)
+                self._endings.complete(prompt, next(drawn), compute_done_s)
             else:
-                self._push_complete_blocks(prompt)
+                prompt.push_complete_blocks(self._engine.block_size_tokens)
                 self._memory.computed(prompt.memory, prompt.num_computed)
-
-    def _push_complete_blocks(self, prompt: RunningPrompt) -> None:
-        complete_blocks = prompt.num_computed // self._engine.block_size_tokens
-        if prompt.handoff is not None and complete_blocks > prompt.num_pushed_blocks:
-            prompt.handoff.push_kv(prompt.num_pushed_blocks, complete_blocks)
-            prompt.num_pushed_blocks = complete_blocks
-
-    def _complete(self, prompt: RunningPrompt, drawn: Drawn | TandemError, compute_done_s: float) -> None:
-        if isinstance(drawn, TandemError):
-            self._report.failed(prompt.task, drawn)
-            self._leave_aborted(prompt, str(drawn))
-            return
-        request = prompt.task.request
-        finish = request.stop.finish_reason(len(request.generated) + 1, drawn.token)
-        self._report.first_token(prompt, drawn, finish, compute_done_s)
-        self._traced.first_token(prompt)
-        if finish is not None or prompt.handoff is None:
-            self._memory.computed(prompt.memory, prompt.num_computed)
-            self._leave_aborted(prompt, "the first token ended the answer")
-            return
-        self._prompts.leaving[prompt.task.key] = prompt
-        prompt.handoff.finish(
-            num_positions=len(prompt.tokens),
-            first_token=drawn.token,
-            compute_done_s=compute_done_s,
-            on_done=lambda outcome: self.inbox.put(HandoffEnded(prompt.task.key, outcome)),
-        )
-        self._memory.computed(prompt.memory, prompt.num_computed)  # only now: the hand-off goes first
-
-    def _leave_aborted(self, prompt: RunningPrompt, reason: str) -> None:
-        """The prompt is no longer computed and will not be handed off: wait for quiet, then free both sides."""
-        if prompt.handoff is None:
-            self._memory.free(prompt.memory)
-            return
-        self._prompts.leaving[prompt.task.key] = prompt
-        self._abort(prompt, reason)
-
-    def _abort(self, prompt: RunningPrompt, reason: str) -> None:
-        assert prompt.handoff is not None, "only prompts with a hand-off leave"
-        if prompt.aborting:
-            return
-        prompt.aborting = True
-        self._holdings.note(prompt.memory, f"aborted ({reason})")
-        logger.debug("hand-off of %s aborted: %s", prompt.task.request.request_id, reason)
-        prompt.handoff.abort(lambda: self.inbox.put(MemoryQuiet(prompt.task.key)))
 
     def pool_mismatches(self) -> list[str]:
         """What is not free although nothing is held. Means something between two turns of an idle loop only."""

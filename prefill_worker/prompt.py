@@ -135,3 +135,10 @@ class RunningPrompt:
         """Tokens up to where the next chunk must end at the latest, so that the state can be kept there."""
         stop = next((place for place in self.memory.checkpoints if place > self.num_computed), len(self.tokens))
         return stop - self.num_computed
+
+    def push_complete_blocks(self, block_size_tokens: int) -> None:
+        """Let the blocks travel that are full since the last time."""
+        num_complete = self.num_computed // block_size_tokens
+        if self.handoff is not None and num_complete > self.num_pushed_blocks:
+            self.handoff.push_kv(self.num_pushed_blocks, num_complete)
+            self.num_pushed_blocks = num_complete

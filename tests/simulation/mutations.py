@@ -14,6 +14,7 @@ import xxhash
 import transfer.receiver
 from decode_worker.loop import DecodeLoop
 from decode_worker.worker import DecodeWorker
+from prefill_worker.endings import Endings
 from prefill_worker.inbox import MemoryQuiet
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.peers import DecodePeers
@@ -85,14 +86,14 @@ def _attempt_numbers_ignored() -> AbstractContextManager[object]:
 def _prefill_frees_before_quiet() -> AbstractContextManager[object]:
     """The prefill worker takes its memory back, and tells the decode worker, without waiting for the sender."""
 
-    def abort(self: PrefillLoop, prompt: RunningPrompt, reason: str) -> None:
+    def abort(self: Endings, prompt: RunningPrompt, reason: str) -> None:
         if not prompt.aborting:
             prompt.aborting = True
             assert prompt.handoff is not None
             prompt.handoff.abort(lambda: None)
-            self.inbox.put(MemoryQuiet(prompt.task.key))
+            self.tell(MemoryQuiet(prompt.task.key))
 
-    return mock.patch.object(PrefillLoop, "_abort", abort)
+    return mock.patch.object(Endings, "_abort", abort)
 
 
 def _sender_quiet_while_writing() -> AbstractContextManager[object]:
@@ -167,7 +168,7 @@ def _release_said_once() -> AbstractContextManager[object]:
 
 def _prefill_for_nobody() -> AbstractContextManager[object]:
     """A prefill worker computes on for clients that have gone."""
-    return mock.patch.object(PrefillLoop, "_drop")
+    return mock.patch.object(Endings, "drop")
 
 
 def _decode_for_nobody() -> AbstractContextManager[object]:
