@@ -107,7 +107,10 @@ class GrpcWorkerHandle:
                 log.exception("the session with worker %s ended by a bug", self.info.id)
                 reason = f"internal error: {error}"
             if self.load is not None:
-                log.warning("worker %s is lost: %s", self.info.id, reason)
+                if self.load.leaving:
+                    log.info("worker %s has left: %s", self.info.id, reason)
+                else:
+                    log.warning("worker %s is lost: %s", self.info.id, reason)
                 backoff_s = _BACKOFF_S
             self._lose(reason)
             await asyncio.sleep(backoff_s)

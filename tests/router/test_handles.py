@@ -183,3 +183,18 @@ async def test_a_worker_that_is_not_there_yet_is_not_ready_and_fails_attempts_at
     assert handle.load is None
     assert isinstance(events[0], Failed)
     await handle.close()
+
+
+@pytest.mark.parametrize(("leaving", "said"), [(False, "is lost"), (True, "has left")])
+async def test_only_a_worker_that_had_not_said_it_would_leave_is_told_as_lost(
+    leaving: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "router.handles")
+    async with session(PREFILL) as it:
+        await it.say(
+            pb.PrefillEvents(load=pb.WorkerLoad(leaving=leaving)), lambda: it.handle.load and it.handle.load.leaving == leaving
+        )
+        it.worker.outbox.put_nowait(None)
+        await until(lambda: it.handle.load is None)
+    ends = [record.getMessage() for record in caplog.records if "the worker ended the session" in record.getMessage()]
+    assert ends == [f"worker w {said}: the worker ended the session"]
