@@ -1,0 +1,164 @@
+"""Which prompts are computed on their decode worker: when that is known to be quicker, and never in a way that starves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.local_prefill import LocalWay, ShippedWay, is_local_better
+from router.placement import Need, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
+from router.prefixes import PrefixDirectory, PrefixEntry
+from tandem.cache.names import Prefix
+from tandem.request import ServiceClass
+
+# A step of 20 ms, 1 ms for a prompt token on either side, 5 ms from there to here.
+THERE = ShippedWay(num_tokens=32, token_s=0.001, step_s=0.5, reserve_s=0.002, handoff_s=0.003, num_bytes=1 << 20)
+HERE = LocalWay(num_tokens=32, token_s=0.001, step_s=0.02, share=0.25)
+
+
+def test_of_two_idle_workers_of_one_speed_the_one_that_need_not_ship_is_quicker() -> None:
+    assert is_local_better(THERE, HERE)
+    assert (THERE.seconds, HERE.seconds) == (pytest.approx(0.037), pytest.approx(0.032))
+
+
+def test_a_longer_prompt_is_shipped_once_its_computation_here_costs_more_than_the_journey() -> None:
+    slower = replace(HERE, token_s=0.00112)
+    assert is_local_better(THERE, slower)
+    assert not is_local_better(replace(THERE, num_tokens=64), replace(slower, num_tokens=64))
+
+
+def test_beside_running_sequences_a_prompt_gets_its_share_of_the_time_alone() -> None:
+    beside = replace(HERE, num_running=3)
+    assert beside.seconds == pytest.approx(5 * 0.032)
+    assert not is_local_better(THERE, beside)
+    assert is_local_better(replace(THERE, queue_tokens=1000), beside)
+
+
+def test_a_queue_over_there_counts_for_a_step_at_most() -> None:
+    assert replace(THERE, queue_tokens=100).seconds == pytest.approx(0.137)
+    assert replace(THERE, queue_tokens=10**6).seconds == pytest.approx(0.537)
+
+
+def test_what_waits_here_comes_first() -> None:
+    assert replace(HERE, queue_tokens=32).seconds == pytest.approx(0.064)
+
+
+def test_no_prompt_is_quicker_than_a_decode_step() -> None:
+    assert replace(HERE, num_tokens=1).seconds == 0.02
+
+
+def test_until_a_prompt_was_seen_each_token_is_taken_to_need_a_step() -> None:
+    unseen = replace(HERE, token_s=0.0, num_running=1, num_tokens=4)
+    assert unseen.seconds == pytest.approx(5 * 4 * 0.02)
+    assert not is_local_better(THERE, unseen)
+
+
+def test_a_worker_with_nothing_to_do_is_tried_once_and_not_before_it_is_idle() -> None:
+    unseen = replace(HERE, token_s=0.0)
+    assert is_local_better(THERE, unseen)
+    assert not is_local_better(THERE, replace(unseen, queue_tokens=1))
+    assert not is_local_better(THERE, replace(unseen, num_running=1))
+
+
+def test_where_nothing_is_known_of_a_busy_worker_the_prompt_is_shipped() -> None:
+    assert not is_local_better(ShippedWay(32), LocalWay(32, num_running=1))
+
+
+def test_an_answer_of_one_token_has_no_journey() -> None:
+    assert replace(THERE, num_bytes=0).seconds == pytest.approx(0.032)
+
+
+def test_a_hand_off_that_nobody_timed_is_judged_by_its_bytes() -> None:
+    untimed = replace(THERE, handoff_s=0.0, num_bytes=150_000_000)
+    assert untimed.seconds == pytest.approx(0.032 + 0.002 + 0.015)
+
+
+@given(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.integers(1, 64), st.integers(0, 10**6))
+def test_more_work_over_there_never_makes_here_worse(
+    there_s: float, here_s: float, step_s: float, num_tokens: int, queue_tokens: int
+) -> None:
+    here = LocalWay(num_tokens, token_s=here_s, step_s=step_s)
+    calm = ShippedWay(num_tokens, token_s=there_s, step_s=step_s)
+    if is_local_better(calm, here):
+        assert is_local_better(replace(calm, queue_tokens=queue_tokens), here)
+
+
+# ---- placed ----
+
+
+def prefill(worker_id: str = "p0", **state: object) -> WorkerView:
+    return replace(WorkerView(worker_id, token_s=0.001, step_s=0.5, reserve_s=0.002), **state)  # type: ignore[arg-type]
+
+
+def decode(worker_id: str = "d0", **state: object) -> WorkerView:
+    able = WorkerView(
+        *(worker_id, True),
+        kv_blocks_total=10,
+        state_slots_total=4,
+        block_size_tokens=16,
+        token_s=0.001,
+        step_s=0.02,
+        local_tokens=64,
+        local_share=0.25,
+        block_bytes=1000,
+        state_bytes=500_000,
+    )
+    return replace(able, **state)  # type: ignore[arg-type]
+
+
+SHORT = Need("r", 40, num_tokens=32)
+POOLS = Snapshot((prefill(),), (decode(),))
+
+
+def test_a_short_prompt_is_placed_on_its_decode_worker_with_what_need_not_travel() -> None:
+    placed = place(POOLS, SHORT, handoff_s=0.003)
+    assert placed == Placement("d0", "d0", absorber_id="p0", saved_bytes=502_000)
+    assert isinstance(placed, Placement)
+    assert placed.is_local
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        Need("r", 80, num_tokens=65),
+        replace(SHORT, service_class=ServiceClass.BATCH),
+        replace(SHORT, was_refused=True),
+    ],
+    ids=["too-long", "batch", "refused"],
+)
+def test_others_are_shipped(need: Need) -> None:
+    assert place(POOLS, need, handoff_s=0.003) == Placement("p0", "d0")
+
+
+def test_a_worker_that_computes_no_prompts_is_sent_none() -> None:
+    assert place(Snapshot((prefill(),), (decode(local_tokens=0),)), SHORT) == Placement("p0", "d0")
+
+
+def test_the_headroom_chooses_the_decode_worker_as_for_any_other() -> None:
+    pools = Snapshot((prefill(),), (decode("d0", state_slots_used=2), decode("d1", running=3)))
+    assert place(pools, SHORT, handoff_s=0.003) == Placement("p0", "d1")
+
+
+def test_what_a_prefill_worker_keeps_of_the_prompt_speaks_for_it() -> None:
+    prefix = Prefix.of("model", 16, range(32))
+    need = replace(SHORT, prefix=prefix)
+    assert isinstance(placed := place(POOLS, need, handoff_s=0.003), Placement)
+    assert placed.is_local
+    keeps = PrefixDirectory()
+    keeps.replace("p0", (PrefixEntry(prefix.shorts[1], 16),))
+    assert place(replace(POOLS, prefixes=keeps), need, handoff_s=0.003) == Placement("p0", "d0", hit_tokens=16)
+
+
+def test_without_prefill_workers_short_prompts_are_answered_and_long_ones_wait() -> None:
+    pools = Snapshot((), (decode("d0", local_tokens=0), decode("d1", running=3, queue_tokens=99)))
+    expected = Placement("d1", "d1", saved_bytes=502_000)
+    assert place(pools, SHORT) == expected
+    assert place(pools, replace(SHORT, was_refused=True, service_class=ServiceClass.BATCH)) == expected
+    assert place(pools, Need("r", 80, num_tokens=65)) == NoWorker("no prefill worker is ready")
+    assert place(Snapshot((), (decode(local_tokens=0),)), SHORT) == NoWorker("no prefill worker is ready")
+    assert place(Snapshot(), SHORT) == NoWorker("no prefill and decode worker is ready")
+
+
+def test_a_full_decode_worker_computes_nothing_either() -> None:
+    assert isinstance(place(Snapshot((), (decode(state_slots_used=4),)), SHORT), NoRoomNow)
