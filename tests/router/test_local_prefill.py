@@ -1,16 +1,21 @@
 """Which prompts are computed on their decode worker: when that is known to be quicker, and never in a way that starves."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.fake_workers import Script
 from router.local_prefill import LocalWay, ShippedWay, is_local_better
 from router.placement import Need, NoRoomNow, NoWorker, Placement, Snapshot, WorkerView, place
 from router.prefixes import PrefixDirectory, PrefixEntry
 from tandem.cache.names import Prefix
+from tandem.config import RouterConfig
+from tandem.errors import Overloaded, Unavailable
 from tandem.request import ServiceClass
+from tests.router.tools import Bench, prompt, until
 
 # A step of 20 ms, 1 ms for a prompt token on either side, 5 ms from there to here.
 THERE = ShippedWay(num_tokens=32, token_s=0.001, step_s=0.5, reserve_s=0.002, handoff_s=0.003, num_bytes=1 << 20)
@@ -162,3 +167,117 @@ def test_without_prefill_workers_short_prompts_are_answered_and_long_ones_wait()
 
 def test_a_full_decode_worker_computes_nothing_either() -> None:
     assert isinstance(place(Snapshot((), (decode(state_slots_used=4),)), SHORT), NoRoomNow)
+
+
+# ---- served ----
+
+
+async def test_a_local_answer_has_one_worker_and_no_hand_off() -> None:
+    bench = Bench(local_prefill_tokens=64)
+    shipped, _, _ = await Bench().ask(prompt(max_new_tokens=6))
+    tokens, _, outcome = await bench.ask(prompt(max_new_tokens=6))
+    assert tokens == shipped
+    assert (outcome.prefill_worker, outcome.decode_worker, outcome.handoff_exposed_s) == ("d0", "d0", 0.0)
+    assert bench.cluster.prefill[0].submitted == []
+    times = outcome.timings
+    assert times.queued <= times.prefill_started <= times.first_token <= times.handed_off <= times.finished
+    assert bench.cluster.cancels() == {"p0": [], "d0": []}
+    assert places(bench) == {"local": 1.0}
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("kind", ["NoRoom", "Overloaded", "Leaving", "HandoffError", "TransferFailed"])
+async def test_a_prompt_that_a_decode_worker_refuses_is_shipped_and_not_sent_there_again(kind: str) -> None:
+    bench = Bench(script=Script(refusals={"d0": [kind, "never asked again"]}), local_prefill_tokens=64)
+    tokens, _, outcome = await bench.ask(prompt(max_new_tokens=6))
+    assert tokens == (await Bench().ask(prompt(max_new_tokens=6)))[0]
+    assert (outcome.prefill_worker, outcome.decode_worker, outcome.attempts) == ("p0", "d0", 2)
+    assert places(bench) == {"local": 1.0, "local_refused": 1.0, "shipped": 1.0}
+    bench.assert_nothing_is_left()
+
+
+async def test_an_answer_whose_decode_worker_is_lost_goes_on_locally_if_it_is_still_short() -> None:
+    bench = Bench(1, 2, Script(lost_after={"d0": 3, "d1": 3}), RouterConfig(queue_wait_s=0.05), local_prefill_tokens=8)
+    bench.cluster.table.assign(("other", 1), Placement("p0", "d1"), 0, Need("other", 16))  # d1 comes second
+    with pytest.raises(Unavailable):
+        await bench.ask(prompt("hi", max_new_tokens=20))
+    placed = [
+        (handle.info.id, len(request.tokens)) for handle in bench.cluster.by_id.values() for request, _, _ in handle.submitted
+    ]
+    assert placed == [("d0", 2), ("d1", 6)]
+    bench.cluster.table.release(("other", 1))
+    bench.assert_nothing_is_left()
+
+
+async def test_an_answer_that_has_become_long_is_shipped_when_its_worker_is_lost() -> None:
+    bench = Bench(1, 2, Script(lost_after={"d0": 3}), local_prefill_tokens=5)
+    bench.cluster.table.assign(("other", 1), Placement("p0", "d1"), 0, Need("other", 16))
+    tokens, _, outcome = await bench.ask(prompt("hi", max_new_tokens=12))
+    assert tokens == (await Bench().ask(prompt("hi", max_new_tokens=12)))[0]
+    assert (outcome.prefill_worker, outcome.decode_worker) == ("p0", "d1")
+    assert places(bench) == {"local": 1.0, "shipped": 1.0}
+    bench.cluster.table.release(("other", 1))
+    bench.assert_nothing_is_left()
+
+
+async def test_without_a_prefill_worker_a_short_prompt_is_answered_and_a_long_one_refused_in_time() -> None:
+    bench = Bench(0, 1, local_prefill_tokens=8, config=RouterConfig(queue_wait_s=0.05))
+    _, _, outcome = await bench.ask(prompt(max_new_tokens=3))
+    assert outcome.prefill_worker == "d0"
+    with pytest.raises(Unavailable, match="no prefill worker is ready"):
+        await bench.ask(prompt("nine char", max_new_tokens=3))
+    bench.assert_nothing_is_left()
+
+
+async def test_a_decode_worker_that_refuses_for_ever_is_asked_a_bounded_number_of_times() -> None:
+    bench = Bench(0, 1, Script(refusals={"d0": ["Overloaded"] * 99}), local_prefill_tokens=8)
+    with pytest.raises(Overloaded):
+        await bench.ask(prompt(max_new_tokens=3))
+    assert len(bench.cluster.decode[0].submitted) == 2
+    bench.assert_nothing_is_left()
+
+
+async def test_a_prefill_worker_absorbs_the_answer_that_it_did_not_begin() -> None:
+    bench = Bench(local_prefill_tokens=64)
+    worker = bench.cluster.prefill[0]
+    assert worker.load is not None
+    worker.load = replace(worker.load, prefixes=(PrefixEntry(1, 16),))
+    tokens, _, _ = await bench.ask(prompt(max_new_tokens=4))
+    assert [(len(request.prompt), list(request.generated)) for request in worker.absorbed] == [(5, tokens)]
+    assert bench.cluster.decode[0].absorbed == []
+
+
+async def test_whoever_leaves_is_cancelled_once_at_its_one_worker() -> None:
+    bench = Bench(script=Script(prefill_s=60.0), local_prefill_tokens=64)
+    asking = asyncio.create_task(bench.ask(prompt()))
+    await until(lambda: bench.cluster.decode[0].submitted)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert [len(keys) for keys in bench.cluster.cancels().values()] == [0, 1]
+    await until(lambda: not bench.cluster.num_running)
+    bench.assert_nothing_is_left()
+
+
+async def test_a_decode_worker_that_is_silent_about_its_prompt_is_asked() -> None:
+    bench = Bench(script=Script(prefill_s=0.1), local_prefill_tokens=64, config=RouterConfig(ask_after_s=0.02, stall_s=5.0))
+    _, _, outcome = await bench.ask(prompt(max_new_tokens=3))
+    assert (outcome.attempts, outcome.prefill_worker) == (1, "d0")
+    assert bench.cluster.decode[0].asked
+
+
+async def test_what_is_placed_locally_counts_as_waiting_there() -> None:
+    bench = Bench(script=Script(prefill_s=60.0), local_prefill_tokens=64)
+    asking = asyncio.create_task(bench.ask(prompt(max_new_tokens=40)))
+    await until(lambda: bench.cluster.decode[0].submitted)
+    ((there,), (here,)) = (bench.cluster.table.snapshot().prefill, bench.cluster.table.snapshot().decode)
+    assert (there.queue_tokens, here.queue_tokens, here.kv_blocks_used) == (0, 5, 3)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    bench.assert_nothing_is_left()
+
+
+def places(bench: Bench) -> dict[str, float]:
+    """Counted so far."""
+    return {
+        labels[0]: series.total for (family, labels), series in bench.measures.series().items() if family == "prompts_placed"
+    }
