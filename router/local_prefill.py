@@ -6,7 +6,7 @@ Compared are the seconds until decode may go on:
 - shipped: the step that a prefill worker is in, the part of the prompt that it must compute, the reservation, and what is
   exposed of the hand-off. A short prompt is next there, however long the queue, so the queue counts for no more than a step.
 - local: what waits there already and the prompt. While sequences run it gets but a share of the time, see
-  `decode_worker.local_prefill`.
+  `decode_worker.local_prefill`; and the time that it takes from each of them is counted as its own.
 
 What is not known of the usual way counts as nothing, and of the local way as much as it can be: so the usual way is the one
 that is taken until something else is known to be quicker. Only where nothing runs and nobody waits, and nothing was computed
@@ -66,8 +66,16 @@ class LocalWay:
     def seconds(self) -> float:
         """At most. No prompt takes less than a decode step, which reads the same weights; and until one was seen, each of its
         tokens is taken to need as much."""
-        compute_s = max((self.queue_tokens + self.num_tokens) * (self.token_s or self.step_s), self.step_s)
+        compute_s = self._compute_s(self.queue_tokens + self.num_tokens)
         return compute_s * (1.0 + 1.0 / self.share) if self.num_running else compute_s
+
+    @property
+    def taken_s(self) -> float:
+        """What the running sequences lose by it, added up."""
+        return self.num_running * self._compute_s(self.num_tokens)
+
+    def _compute_s(self, num_tokens: int) -> float:
+        return max(num_tokens * (self.token_s or self.step_s), self.step_s)
 
     @property
     def is_untried(self) -> bool:
@@ -78,4 +86,4 @@ class LocalWay:
 def is_local_better(shipped: ShippedWay, local: LocalWay) -> bool:
     if local.is_untried:
         return True
-    return bool(local.token_s or local.step_s) and local.seconds < shipped.seconds
+    return bool(local.token_s or local.step_s) and local.seconds + local.taken_s < shipped.seconds

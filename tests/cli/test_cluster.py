@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def traces() -> Iterator[Collector]:
 def up(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
     settings = folder / "settings.json"
-    settings.write_text(json.dumps({"worker": {"metrics_port": -1}}))
+    settings.write_text(json.dumps({"worker": {"metrics_port": -1, "decode": {"local_prefill_tokens": 2}}}))
     options = ("--config", str(settings), "--otlp-endpoint", traces.endpoint)
     cluster = Up(folder, *options, OTEL_BSP_SCHEDULE_DELAY="200")
     yield cluster
@@ -142,6 +143,18 @@ def test_a_ready_cluster_answers_and_shows_both_pools(up: Up, address: str) -> N
     assert {worker["state"] for worker in data["workers"]} == {"ready"}
     assert data["model"]["name"]
     assert data["model"]["fingerprint"]
+
+
+def test_a_prompt_of_one_token_is_computed_where_its_state_is_wanted(up: Up, address: str, http_address: str) -> None:
+    done = call("generate", "a", "--max-new-tokens", "4", "--json", "--address", address)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    (decode,) = [worker["id"] for worker in status(address)["workers"] if worker["role"] == "decode"]
+    assert (data["prefill_worker"], data["decode_worker"], len(data["token_ids"])) == (decode, decode, 4)
+    assert data["timings"]["handoff_exposed"] == 0.0
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=10) as answered:
+        metrics = answered.read().decode()
+    assert 'tandem_prompts_placed_total{where="local"} 1.0' in metrics
 
 
 def test_a_request_is_one_trace_of_three_processes(up: Up, address: str, traces: Collector) -> None:

@@ -40,6 +40,13 @@ def test_beside_running_sequences_a_prompt_gets_its_share_of_the_time_alone() ->
     assert is_local_better(replace(THERE, queue_tokens=1000), beside)
 
 
+def test_what_running_sequences_lose_is_counted() -> None:
+    busy = replace(THERE, queue_tokens=1000)
+    assert replace(HERE, num_running=12).taken_s == pytest.approx(12 * 0.032)
+    assert not is_local_better(busy, replace(HERE, num_running=12))
+    assert replace(HERE, num_running=12).seconds < busy.seconds
+
+
 def test_a_queue_over_there_counts_for_a_step_at_most() -> None:
     assert replace(THERE, queue_tokens=100).seconds == pytest.approx(0.137)
     assert replace(THERE, queue_tokens=10**6).seconds == pytest.approx(0.537)
