@@ -24,8 +24,8 @@ class Span:
 
 
 def spans(finished: pb.Finished) -> list[Span]:
-    """Queue, prefill, hand-off, decode; the last two only when a decode worker took part, a hand-off when it had not computed the
-    prompt itself."""
+    """Queue, prefill, hand-off, decode; the last two only when a decode worker took part, and no hand-off when that had
+    computed the prompt itself."""
     t, usage = finished.timings, finished.usage
     prefill_rate = _rate(usage.prompt_tokens, t.prefill)
     result = [
