@@ -1,11 +1,13 @@
 """Short prompts shipped, and computed on the decode worker: what either takes, and what it does to running streams.
 
     python -m bench.local_prefill [--tokens 1 16 32 64] [--repeat 8] [--share 0.25]
+    python -m bench.local_prefill --choice
 
 A prefill and a decode worker on one core each, on the 121 M checkpoint. First nothing else runs; then the prefill worker
 always has a long prompt, and a short one comes every half second; then four streams decode besides, without and with the long
 prompts. Shown: the prompts' time to the first
-and to the second token, which needs the state, and the time between two tokens of the streams (ITL).
+and to the second token, which needs the state, and the time between two tokens of the streams (ITL). With --choice the router of a whole `tandem up` decides: the same arrivals
+while the prefill worker has long prompts, with and without streams, once with `decode.local_prefill_tokens` 0.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ import asyncio
 import itertools
 import os
 import random
+import re
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.checkpoints import bench_checkpoint
 from bench.pair import Outcome, WorkerPair, worker_pair
 from bench.stats import quantile, summary_ms
+from bench.up import UpCluster, up_cluster
 from tandem.config import CacheConfig, DecodeConfig, ModelSource, WorkerConfig
 from tandem.request import Request, SamplingParams, StopRules
+from tandem.v1 import inference_pb2 as pb
 
 __all__ = ["main"]
 
@@ -129,6 +135,62 @@ async def _run(args: argparse.Namespace) -> None:
         await _beside(bench, streams, args.beside, args.seconds, is_busy=True)
 
 
+async def _choice(args: argparse.Namespace) -> None:
+    for most_tokens in (0, args.beside):
+        worker = {
+            "decode": {"local_prefill_tokens": most_tokens, "local_prefill_share": args.share},
+            "cache": {"prefix_gib": 0.0},
+            "threads": 1,
+        }
+        options = ("--model", str(bench_checkpoint()), "--memory-gib", "1")
+        async with up_cluster(*options, settings={"worker": worker}) as cluster:
+            print(f"decode.local_prefill_tokens {most_tokens}; ms")
+            for num_streams in (0, _STREAMS):
+                await _decided(cluster, args, num_streams)
+
+
+async def _decided(cluster: UpCluster, args: argparse.Namespace, num_streams: int) -> None:
+    rng, gaps, first = random.Random(1), list[float](), list[float]()
+
+    async def ask(num_tokens: int, max_new_tokens: int, came: list[float], between: list[float]) -> None:
+        ids = pb.TokenIds(ids=[rng.randrange(_VOCAB) for _ in range(num_tokens)])
+        message = pb.GenerateRequest(token_ids=ids, max_new_tokens=max_new_tokens, ignore_eos=True)
+        came_s, seen = time.monotonic(), list[float]()
+        async for response in cluster.stub.Generate(message):
+            seen += [time.monotonic()] * len(response.token_ids)
+            came += [seen[0] - came_s] if len(seen) == 1 else []
+            between += [seen[-1] - seen[-2]] if len(seen) > 1 and response.token_ids else []
+
+    async def feed() -> None:
+        while True:
+            await ask(_LONG_TOKENS, 2, [], [])
+
+    before = await asyncio.to_thread(_placed, cluster.url)
+    others = [asyncio.create_task(ask(128, 4000, [], gaps)) for _ in range(num_streams)]
+    await asyncio.sleep(2.0 if num_streams else 0.0)
+    others.append(asyncio.create_task(feed()))
+    await asyncio.sleep(1.0)
+    gaps.clear()
+    asked = []
+    for _ in range(int(args.seconds / _EVERY_S)):
+        asked.append(asyncio.create_task(ask(args.beside, 2, first, [])))
+        await asyncio.sleep(_EVERY_S)
+    await asyncio.gather(*asked)
+    shown = f"  ITL p50, p95, p99, most {summary_ms(gaps)}" if num_streams else ""
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    after = await asyncio.to_thread(_placed, cluster.url)
+    print(f"  {num_streams} streams: first token p50, p95, p99, most {summary_ms(first)}{shown}")
+    print("    " + ", ".join(f"{where} {after[where] - before[where]:.0f}" for where in after))
+
+
+def _placed(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answered:
+        text = answered.read().decode()
+    return {where: float(value) for where, value in re.findall(r'tandem_prompts_placed_total\{where="(\w+)"\} (\S+)', text)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 32, 64])
@@ -136,7 +198,9 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=32, help="tokens of the prompts that come beside the streams")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each way beside the streams")
     parser.add_argument("--share", type=float, default=DecodeConfig().local_prefill_share)
-    asyncio.run(_run(parser.parse_args()))
+    parser.add_argument("--choice", action="store_true", help="let the router decide")
+    args = parser.parse_args()
+    asyncio.run(_choice(args) if args.choice else _run(args))
     return 0
 
 

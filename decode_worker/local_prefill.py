@@ -64,6 +64,10 @@ def require_place(num_tokens: int, num_waiting_tokens: int, most_tokens: int) ->
         raise Overloaded(f"{num_waiting_tokens} prompt tokens wait at this decode worker", retry_after_s=1.0)
 
 
+class _TurnFailedError(Exception):
+    """Something is wrong with the loop and not with the prompt: it goes through, with its cause."""
+
+
 class _UnwantedError(Exception):
     """Unwinds the forward pass of a prompt that nobody waits for any more."""
 
@@ -122,6 +126,8 @@ class LocalPrefill:
             outcome = self._compute(lease, told, take_turns)
         except _UnwantedError:
             outcome = None
+        except _TurnFailedError:
+            raise
         except Exception:  # the prompt ends here, and nothing else: the worker goes on
             logger.exception("the prompt of request %s could not be computed here", lease.request.request_id)
             outcome = HandoffError("prefill failed on this decode worker; see its log")
@@ -148,7 +154,11 @@ class LocalPrefill:
         def between_layers(layer: int) -> None:
             nonlocal began_s
             own_s = self.clock.now() - began_s
-            if take_turns(own_s):
+            try:
+                had_turns = take_turns(own_s)
+            except Exception as error:
+                raise _TurnFailedError from error
+            if had_turns:
                 self._own_s += own_s
                 began_s = self.clock.now()
             if self._is_unwanted:

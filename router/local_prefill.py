@@ -3,8 +3,8 @@ state must travel. A pure decision over what the two workers and the router have
 
 Compared are the seconds until decode may go on:
 
-- shipped: the step that a prefill worker is in, the part of the prompt that it must compute, the reservation, and what is
-  exposed of the hand-off. A short prompt is next there, however long the queue, so the queue counts for no more than a step.
+- shipped: half of the step that a prefill worker is in, the part of the prompt that it must compute, the reservation, and what
+  is exposed of the hand-off. A short prompt is next there, however long the queue, so the queue counts for no more than that.
 - local: what waits there already and the prompt. While sequences run it gets but a share of the time, see
   `decode_worker.local_prefill`; and the time that it takes from each of them is counted as its own.
 
@@ -25,9 +25,9 @@ _LINK_BYTES_PER_S = 10e9
 
 @dataclass(frozen=True, slots=True)
 class ShippedWay:
-    """num_tokens: to be computed there. queue_tokens: that stand there already. token_s: for each, lately; 0: not known.
-    step_s: of its newest step. reserve_s: from asking for a reservation to its answer. handoff_s: exposed of a hand-off at
-    least; 0: not known. num_bytes: of keys, values and state that travel; 0: the first token ends the answer."""
+    """num_tokens: to be computed there. queue_tokens: that stand there already and do not give way. token_s: for each, lately;
+    0: not known. step_s: of its newest step. reserve_s: from asking for a reservation to its answer. handoff_s: exposed of a
+    hand-off at least; 0: not known. num_bytes: of keys, values and state that travel; 0: the first token ends the answer."""
 
     num_tokens: int
     queue_tokens: int = 0
@@ -39,8 +39,8 @@ class ShippedWay:
 
     @property
     def seconds(self) -> float:
-        """At least."""
-        wait_s = min(self.queue_tokens * self.token_s, self.step_s)
+        """At least, but for the wait, which is the mean."""
+        wait_s = min(self.queue_tokens * self.token_s, self.step_s / 2)
         return wait_s + self.num_tokens * self.token_s + self._travel_s
 
     @property

@@ -214,7 +214,7 @@ def _ways(
     num_tokens = need.num_prompt_tokens
     there = ShippedWay(
         num_tokens=max(1, num_tokens - shipped.hit_tokens),
-        queue_tokens=prefill.queue_tokens,
+        queue_tokens=prefill.queue_tokens - prefill.batch_tokens,
         token_s=prefill.token_s,
         step_s=prefill.step_s,
         reserve_s=prefill.reserve_s,

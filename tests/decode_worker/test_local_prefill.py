@@ -256,6 +256,25 @@ def test_a_prompt_without_finite_logits_ends_alone(bench: Bench) -> None:
     assert bench.is_whole
 
 
+def test_what_goes_wrong_with_the_loop_between_two_layers_is_not_the_prompts_fault(bench: Bench) -> None:
+    bench.place("a")
+    bench.loop._join = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        bench.turn()
+    bench.loop._join = lambda: None  # type: ignore[method-assign]
+    calls: list[int] = []
+
+    def fail_between() -> None:
+        calls.append(1)
+        bench.loop._join = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+
+    bench.engine.between = fail_between
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        bench.turn()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert calls == [1]
+
+
 # ---- endings ----
 
 

@@ -37,7 +37,7 @@ def test_beside_running_sequences_a_prompt_gets_its_share_of_the_time_alone() ->
     beside = replace(HERE, num_running=3)
     assert beside.seconds == pytest.approx(5 * 0.032)
     assert not is_local_better(THERE, beside)
-    assert is_local_better(replace(THERE, queue_tokens=1000), beside)
+    assert is_local_better(replace(THERE, queue_tokens=1000), replace(beside, num_running=1))
 
 
 def test_what_running_sequences_lose_is_counted() -> None:
@@ -47,9 +47,17 @@ def test_what_running_sequences_lose_is_counted() -> None:
     assert replace(HERE, num_running=12).seconds < busy.seconds
 
 
-def test_a_queue_over_there_counts_for_a_step_at_most() -> None:
+def test_batch_prompts_over_there_give_way() -> None:
+    slow = decode(token_s=0.005)
+    busy = Snapshot((prefill(queue_tokens=5000),), (slow,))
+    assert isinstance(placed := place(busy, SHORT), Placement)
+    assert placed.is_local
+    assert place(Snapshot((prefill(queue_tokens=5000, batch_tokens=5000),), (slow,)), SHORT) == Placement("p0", "d0")
+
+
+def test_a_queue_over_there_counts_for_half_a_step_at_most() -> None:
     assert replace(THERE, queue_tokens=100).seconds == pytest.approx(0.137)
-    assert replace(THERE, queue_tokens=10**6).seconds == pytest.approx(0.537)
+    assert replace(THERE, queue_tokens=10**6).seconds == pytest.approx(0.287)
 
 
 def test_what_waits_here_comes_first() -> None:
