@@ -5,9 +5,9 @@
 
 A prefill and a decode worker on one core each, on the 121 M checkpoint. First nothing else runs; then the prefill worker
 always has a long prompt, and a short one comes every half second; then four streams decode besides, without and with the long
-prompts. Shown: the prompts' time to the first
-and to the second token, which needs the state, and the time between two tokens of the streams (ITL). With --choice the router of a whole `tandem up` decides: the same arrivals
-while the prefill worker has long prompts, with and without streams, once with `decode.local_prefill_tokens` 0.
+prompts. Shown: the prompts' time to the first and to the second token, which needs the state, and the time between two tokens
+of the streams (ITL). With --choice the router of a whole `tandem up` decides: the same arrivals while the prefill worker has
+long prompts, with and without streams, once with `decode.local_prefill_tokens` 0.
 """
 
 from __future__ import annotations

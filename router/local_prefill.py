@@ -9,8 +9,8 @@ Compared are the seconds until decode may go on:
   `decode_worker.local_prefill`; and the time that it takes from each of them is counted as its own.
 
 What is not known of the usual way counts as nothing, and of the local way as much as it can be: so the usual way is the one
-that is taken until something else is known to be quicker. Only where nothing runs and nobody waits, and nothing was computed
-there lately, a prompt is computed to see.
+that is taken until something else is known to be clearly quicker. Only while others are computed over there, and where nothing
+runs or waits and nothing was computed lately, a prompt is computed to see.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 __all__ = ["LocalWay", "ShippedWay", "is_local_better"]
 
+# Two measurements that are nearer to each other say nothing: the usual way is taken.
+_CLEARLY = 0.8
 # Where no hand-off was timed lately, or none can be, since the workers' clocks are those of two machines.
 _LINK_BYTES_PER_S = 10e9
 
@@ -40,8 +42,11 @@ class ShippedWay:
     @property
     def seconds(self) -> float:
         """At least, but for the wait, which is the mean."""
-        wait_s = min(self.queue_tokens * self.token_s, self.step_s / 2)
-        return wait_s + self.num_tokens * self.token_s + self._travel_s
+        return self.wait_s + self.num_tokens * self.token_s + self._travel_s
+
+    @property
+    def wait_s(self) -> float:
+        return min(self.queue_tokens * self.token_s, self.step_s / 2)
 
     @property
     def _travel_s(self) -> float:
@@ -84,6 +89,7 @@ class LocalWay:
 
 
 def is_local_better(shipped: ShippedWay, local: LocalWay) -> bool:
-    if local.is_untried:
+    if local.is_untried and shipped.wait_s > 0.0:
         return True
-    return bool(local.token_s or local.step_s) and local.seconds + local.taken_s < shipped.seconds
+    is_known = bool(local.token_s or local.step_s)
+    return is_known and local.seconds + local.taken_s < _CLEARLY * shipped.seconds

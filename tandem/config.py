@@ -121,8 +121,9 @@ class DecodeConfig:
     batch_share: of blocks and of slots that requests of class batch may hold together, whichever routers placed them; the rest
     is kept free for interactive ones. One of batch may always be there. Routers learn it from the worker.
     keep_prefixes: full blocks of prompts stay, in memory that nothing else needs, and prompts that begin alike share them.
-    local_prefill_tokens: longest prompt that a decode worker may compute itself, where that is quicker than to ship its state;
-    0: none. local_prefill_share: of the time of each step, what computing prompts may add to it while sequences run."""
+    local_prefill_tokens: longest prompt that a decode worker may compute itself, where that is clearly quicker than to wait for
+    a prefill worker and ship its state; 0: none. local_prefill_share: of the time of each step, what computing prompts may add
+    to it while sequences run."""
 
     max_batch: int = 64
     max_joins_per_step: int = 8
@@ -131,7 +132,7 @@ class DecodeConfig:
     swap_gib: float = 4.0
     batch_share: float = 0.75
     keep_prefixes: bool = True
-    local_prefill_tokens: int = 0
+    local_prefill_tokens: int = 32
     local_prefill_share: float = 0.25
 
     def __post_init__(self) -> None:

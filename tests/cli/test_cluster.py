@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -145,18 +146,6 @@ def test_a_ready_cluster_answers_and_shows_both_pools(up: Up, address: str) -> N
     assert data["model"]["fingerprint"]
 
 
-def test_a_prompt_of_one_token_is_computed_where_its_state_is_wanted(up: Up, address: str, http_address: str) -> None:
-    done = call("generate", "a", "--max-new-tokens", "4", "--json", "--address", address)
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    (decode,) = [worker["id"] for worker in status(address)["workers"] if worker["role"] == "decode"]
-    assert (data["prefill_worker"], data["decode_worker"], len(data["token_ids"])) == (decode, decode, 4)
-    assert data["timings"]["handoff_exposed"] == 0.0
-    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=10) as answered:
-        metrics = answered.read().decode()
-    assert 'tandem_prompts_placed_total{where="local"} 1.0' in metrics
-
-
 def test_a_request_is_one_trace_of_three_processes(up: Up, address: str, traces: Collector) -> None:
     words = "Whispering marmalade lighthouse"
     with grpc.insecure_channel(address) as channel:
@@ -207,6 +196,29 @@ def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
     ]
     assert listening
     assert [(name, ip) for name, ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
+
+
+def test_a_short_prompt_is_answered_while_there_is_no_prefill_worker(up: Up, address: str, http_address: str) -> None:
+    up.note_descendants()
+    ids = {worker["role"]: (worker["id"], worker["pid"]) for worker in status(address)["workers"]}
+    psutil.Process(ids["prefill"][1]).kill()
+
+    def told() -> inference_pb2.Finished:
+        with grpc.insecure_channel(address) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            message = inference_pb2.GenerateRequest(text="a", max_new_tokens=4, ignore_eos=True)
+            finished: inference_pb2.Finished = list(stub.Generate(message, timeout=60))[-1].finished
+        return finished
+
+    def answered_by_decode() -> inference_pb2.Finished | None:
+        finished = told()
+        return finished if finished.prefill_worker == finished.decode_worker == ids["decode"][0] else None
+
+    finished = eventually(answered_by_decode, 10)
+    assert finished, up.stderr()
+    assert (finished.usage.completion_tokens, finished.timings.handoff_exposed) == (4, 0.0)
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=10) as answered:
+        assert re.search(r'tandem_prompts_placed_total{where="local"} [1-9]', answered.read().decode())
 
 
 @pytest.mark.parametrize(("role", "how", "told"), [("decode", signal.SIGKILL, "lost"), ("prefill", signal.SIGTERM, "drained")])
