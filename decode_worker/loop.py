@@ -70,7 +70,7 @@ class DecodeLoop:
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
         self._residency = Residency(engine, leases, clock, int(config.swap_gib * 2**30))
-        self._local = LocalPrefill(engine, PromptOutput(engine, self._grammars), clock, self._report.prefill_started)
+        self.local = LocalPrefill(engine, PromptOutput(engine, self._grammars), clock, self._report.prefill_started)
         self._watch = PoolWatch(leases.history, clock)
         self._stopping = False
         self._step_s = self._busy_s = 0.0
@@ -78,13 +78,13 @@ class DecodeLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            is_busy = self._running or self._verified or self._local.waiting
+            is_busy = self._running or self._verified or self.local.waiting
             self.turn(wait_s=0.0 if is_busy else self._idle_wait_s)
 
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
         self._advance(wait_s)
-        if self._local.waiting:
+        if self.local.waiting:
             self._compute_prompt()
 
     def _advance(self, wait_s: float) -> None:
@@ -101,8 +101,8 @@ class DecodeLoop:
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""
         return pb.WorkerLoad(
-            queue=len(self._verified) + self._residency.num_away + self._local.num_waiting,
-            queue_tokens=self.num_waiting_tokens,
+            queue=len(self._verified) + self._residency.num_away + self.local.num_waiting,
+            queue_tokens=self.local.num_waiting_tokens,
             running=len(self._running),
             kv_blocks_used=self._leases.num_blocks_used(),
             kv_blocks_total=self._engine.blocks.size,
@@ -118,15 +118,10 @@ class DecodeLoop:
             evictions={way.value: count for way, count in self._residency.num_evictions.items()},
             busy_seconds=self._busy_s,
             prefixes=_to_wire(self._leases.kept()),
-            token_seconds=self._local.token_s,
+            token_seconds=self.local.token_s,
             local_prefill_tokens=self._config.local_prefill_tokens,
             local_prefill_share=self._config.local_prefill_share,
         )
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Of prompts that are to be computed here. May be read from another thread."""
-        return self._local.num_waiting_tokens
 
     @property
     def _idle_wait_s(self) -> float:
@@ -143,7 +138,7 @@ class DecodeLoop:
                     lease = self._leases.find_or_refuse(request_id, attempt)
                     self._drop([lease] if lease else [])
                 case ComputePrompt(lease):
-                    self._local.waiting.append(lease)
+                    self.local.waiting.append(lease)
                 case AskSequence((request_id, attempt), router_id):
                     known = self._leases.find(request_id, attempt) is not None
                     self._report.standing(router_id, request_id, attempt, known=known)
@@ -157,7 +152,7 @@ class DecodeLoop:
     def _drop(self, unwanted: Sequence[Lease]) -> None:
         """Nobody waits for these any more, at whatever point of their life they are."""
         ids = {lease.id for lease in unwanted}
-        being_written = self._local.forget(ids)
+        being_written = self.local.forget(ids)
         for lease in unwanted:
             if lease.id not in being_written:
                 self._end(lease, "cancelled")
@@ -231,7 +226,7 @@ class DecodeLoop:
         return logprobs.told(logits_BV, tokens, [s.lease.request.output.logprobs for s in running])
 
     def _compute_prompt(self) -> None:
-        prompt = self._local.compute_next(self._take_turns)
+        prompt = self.local.compute_next(self._take_turns)
         lease = prompt.lease
         if not isinstance(prompt.outcome, Drawn):
             if prompt.outcome is not None:

@@ -217,7 +217,7 @@ class DecodeWorker:
         wire.router_id = router_id
         try:
             self._require_staying()
-            require_place(len(wire.prompt) + len(wire.generated), self._loop.num_waiting_tokens, self._most_local_tokens)
+            require_place(len(wire.prompt) + len(wire.generated), self._loop.local.num_waiting_tokens, self._most_local_tokens)
             lease = self._reserve(wire, self.worker_id, is_local=True)
         except TandemError as error:
             self._report.refused(router_id, wire.request_id, wire.attempt, error)

@@ -171,7 +171,7 @@ class WorkerProcess:
             site.watch.decode(reader)
             steps = reader._loop
             busy = lambda: bool(  # noqa: E731
-                steps._running or steps._verified or steps._residency.num_away or steps._local.waiting
+                steps._running or steps._verified or steps._residency.num_away or steps.local.waiting
             )
             self._become(reader, reader._receiver, reader._receiver.step, busy)
             service = DecodeService(reader)
