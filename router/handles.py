@@ -231,6 +231,7 @@ def load_of(load: pb.WorkerLoad, before: WorkerLoad | None = None) -> WorkerLoad
         evictions=dict(load.evictions),
         token_s=load.token_seconds,
         reserve_s=load.reserve_seconds,
+        step_tokens=load.step_tokens,
         local_prefill_tokens=load.local_prefill_tokens,
         local_prefill_share=load.local_prefill_share or 1.0,
     )

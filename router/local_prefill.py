@@ -3,8 +3,8 @@ state must travel. A pure decision over what the two workers and the router have
 
 Compared are the seconds until decode may go on:
 
-- shipped: half of the step that a prefill worker is in, the part of the prompt that it must compute, the reservation, and what
-  is exposed of the hand-off. A short prompt is next there, however long the queue, so the queue counts for no more than that.
+- shipped: half of the step that a prefill worker is in, the step that computes the prompt, which others fill up, the
+  reservation, and what is exposed of the hand-off. A short prompt is next there, so a longer queue makes no difference.
 - local: what waits there already and the prompt. While sequences run it gets but a share of the time, see
   `decode_worker.local_prefill`; and the time that it takes from each of them is counted as its own.
 
@@ -28,25 +28,26 @@ _LINK_BYTES_PER_S = 10e9
 @dataclass(frozen=True, slots=True)
 class ShippedWay:
     """num_tokens: to be computed there. queue_tokens: that stand there already and do not give way. token_s: for each, lately;
-    0: not known. step_s: of its newest step. reserve_s: from asking for a reservation to its answer. handoff_s: exposed of a
-    hand-off at least; 0: not known. num_bytes: of keys, values and state that travel; 0: the first token ends the answer."""
+    0: not known. step_tokens: of a step at most. reserve_s: from asking for a reservation to its answer. handoff_s: exposed of
+    a hand-off at least; 0: not known. num_bytes: of keys, values and state that travel; 0: the first token ends the answer."""
 
     num_tokens: int
     queue_tokens: int = 0
     token_s: float = 0.0
-    step_s: float = 0.0
+    step_tokens: int = 0
     reserve_s: float = 0.0
     handoff_s: float = 0.0
     num_bytes: int = 0
 
     @property
     def seconds(self) -> float:
-        """At least, but for the wait, which is the mean."""
-        return self.wait_s + self.num_tokens * self.token_s + self._travel_s
+        shared_tokens = min(self.queue_tokens + self.num_tokens, self.step_tokens)
+        return self.wait_s + max(self.num_tokens, shared_tokens) * self.token_s + self._travel_s
 
     @property
     def wait_s(self) -> float:
-        return min(self.queue_tokens * self.token_s, self.step_s / 2)
+        """In the mean."""
+        return min(self.queue_tokens, self.step_tokens) * self.token_s / 2
 
     @property
     def _travel_s(self) -> float:

@@ -31,9 +31,9 @@ class WorkerView:
     ready: connected, not draining, of the right model. queue_tokens: prompt tokens waiting or being computed. batch_tokens,
     batch_blocks, batch_slots: of these, those of requests of class batch. overcommit, batch_share: of a decode worker, see
     `DecodeConfig`: by the first it counts a request with less than the blocks of its longest answer, by the second it gives no
-    more to requests of class batch. token_s, step_s, reserve_s: see `router.local_prefill`. local_tokens, local_share: of a
-    decode worker: longest prompt that it computes itself, 0: none, and its share of a step's time. block_bytes, state_bytes: of
-    what travels.
+    more to requests of class batch. token_s, step_s, step_tokens, reserve_s: see `router.local_prefill`. local_tokens,
+    local_share: of a decode worker: longest prompt that it computes itself, 0: none, and its share of a step's time.
+    block_bytes, state_bytes: of what travels.
 
     A placement looks at every worker, so what it compares is made once. headroom: 0 (full) … 1 (empty). free_blocks: -1
     where no state slot is free. kind: workers of the same one count a request with the same blocks.
@@ -56,6 +56,7 @@ class WorkerView:
     token_s: float = 0.0
     step_s: float = 0.0
     reserve_s: float = 0.0
+    step_tokens: int = 0
     local_tokens: int = 0
     local_share: float = 1.0
     block_bytes: int = 0
@@ -216,7 +217,7 @@ def _ways(
         num_tokens=max(1, num_tokens - shipped.hit_tokens),
         queue_tokens=prefill.queue_tokens - prefill.batch_tokens,
         token_s=prefill.token_s,
-        step_s=prefill.step_s,
+        step_tokens=prefill.step_tokens,
         reserve_s=prefill.reserve_s,
         handoff_s=handoff_s,
         num_bytes=_travelling_bytes(need, decode),

@@ -76,6 +76,7 @@ class WorkerEntry:
             token_s=load.token_s,
             step_s=load.step_s,
             reserve_s=load.reserve_s,
+            step_tokens=load.step_tokens,
             local_tokens=load.local_prefill_tokens,
             local_share=load.local_prefill_share,
             block_bytes=info.block_bytes,

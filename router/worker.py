@@ -49,6 +49,7 @@ class WorkerLoad:
     its `DecodeConfig` has them.
     evictions: sequences that gave way at a decode worker since start, by how they come back.
     token_s: to compute a prompt token, lately. reserve_s: for a prefill worker to get a reservation, lately. 0: not seen.
+    step_tokens: that a step of a prefill worker has at most, now.
     local_prefill_tokens, local_prefill_share: of a decode worker, as its `DecodeConfig` has them."""
 
     queue: int = 0
@@ -73,6 +74,7 @@ class WorkerLoad:
     evictions: Mapping[str, int] = field(default_factory=dict)
     token_s: float = 0.0
     reserve_s: float = 0.0
+    step_tokens: int = 0
     local_prefill_tokens: int = 0
     local_prefill_share: float = 1.0
 

@@ -133,7 +133,7 @@ class DecodeConfig:
     batch_share: float = 0.75
     keep_prefixes: bool = True
     local_prefill_tokens: int = 32
-    local_prefill_share: float = 0.25
+    local_prefill_share: float = 0.1
 
     def __post_init__(self) -> None:
         """Raises ConfigError: a value is out of range."""

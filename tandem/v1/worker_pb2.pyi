@@ -402,6 +402,7 @@ class WorkerLoad(_message.Message):
     EVICTIONS_FIELD_NUMBER: _builtins.int
     TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     RESERVE_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     LOCAL_PREFILL_SHARE_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
@@ -439,6 +440,8 @@ class WorkerLoad(_message.Message):
     """to compute one prompt token, as lately seen here; 0: not seen"""
     reserve_seconds: _builtins.float
     """prefill: from asking for a reservation to the answer, as lately seen; 0: not seen"""
+    step_tokens: _builtins.int
+    """prefill: most prompt tokens of a step, as it is now"""
     local_prefill_tokens: _builtins.int
     """decode: longest prompt that it computes itself; 0: none"""
     local_prefill_share: _builtins.float
@@ -490,13 +493,14 @@ class WorkerLoad(_message.Message):
         evictions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         token_seconds: _builtins.float = ...,
         reserve_seconds: _builtins.float = ...,
+        step_tokens: _builtins.int = ...,
         local_prefill_tokens: _builtins.int = ...,
         local_prefill_share: _builtins.float = ...,
         measured: _abc.Iterable[Global___MeasuredSeries] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "local_prefill_share", b"local_prefill_share", "local_prefill_tokens", b"local_prefill_tokens", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "reserve_seconds", b"reserve_seconds", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "token_seconds", b"token_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "local_prefill_share", b"local_prefill_share", "local_prefill_tokens", b"local_prefill_tokens", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "reserve_seconds", b"reserve_seconds", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "token_seconds", b"token_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_share: _TypeAlias = _typing.Literal["batch_share"]  # noqa: Y015
     _WhichOneofArgType__batch_share: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share"]  # noqa: Y015

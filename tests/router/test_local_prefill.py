@@ -19,7 +19,7 @@ from tandem.request import ServiceClass
 from tests.router.tools import Bench, prompt, until
 
 # A decode step of 20 ms, 1 ms for a prompt token on either side, 20 ms from there to here.
-THERE = ShippedWay(num_tokens=32, token_s=0.001, step_s=0.5, reserve_s=0.002, handoff_s=0.018, num_bytes=1 << 20)
+THERE = ShippedWay(num_tokens=32, token_s=0.001, step_tokens=512, reserve_s=0.002, handoff_s=0.018, num_bytes=1 << 20)
 HERE = LocalWay(num_tokens=32, token_s=0.001, step_s=0.02, share=0.25)
 
 
@@ -46,9 +46,9 @@ def test_beside_running_sequences_a_prompt_gets_its_share_of_the_time_alone() ->
 
 def test_what_running_sequences_lose_is_counted() -> None:
     busy = replace(THERE, queue_tokens=1000)
-    assert replace(HERE, num_running=12).taken_s == pytest.approx(12 * 0.032)
-    assert not is_local_better(busy, replace(HERE, num_running=12))
-    assert replace(HERE, num_running=12).seconds < busy.seconds
+    assert replace(HERE, num_running=24).taken_s == pytest.approx(24 * 0.032)
+    assert not is_local_better(busy, replace(HERE, num_running=24))
+    assert replace(HERE, num_running=24).seconds < busy.seconds
 
 
 def test_batch_prompts_over_there_give_way() -> None:
@@ -59,9 +59,11 @@ def test_batch_prompts_over_there_give_way() -> None:
     assert place(Snapshot((prefill(queue_tokens=5000, batch_tokens=5000),), (slow,)), SHORT) == Placement("p0", "d0")
 
 
-def test_a_queue_over_there_counts_for_half_a_step_at_most() -> None:
-    assert replace(THERE, queue_tokens=100).seconds == pytest.approx(0.152)
-    assert replace(THERE, queue_tokens=10**6).seconds == pytest.approx(0.302)
+def test_over_there_a_prompt_waits_for_half_a_step_and_shares_the_next_however_long_the_queue() -> None:
+    assert replace(THERE, queue_tokens=100).seconds == pytest.approx(0.05 + 0.132 + 0.02)
+    for queue_tokens in (512, 10**6):
+        assert replace(THERE, queue_tokens=queue_tokens).seconds == pytest.approx(0.256 + 0.512 + 0.02)
+    assert replace(THERE, queue_tokens=100, step_tokens=16).seconds == pytest.approx(0.008 + 0.032 + 0.02)
 
 
 def test_what_waits_here_comes_first() -> None:
@@ -108,7 +110,7 @@ def test_more_work_over_there_never_makes_here_worse(
     there_s: float, here_s: float, step_s: float, num_tokens: int, queue_tokens: int
 ) -> None:
     here = LocalWay(num_tokens, token_s=here_s, step_s=step_s)
-    calm = ShippedWay(num_tokens, token_s=there_s, step_s=step_s)
+    calm = ShippedWay(num_tokens, token_s=there_s, step_tokens=64)
     if is_local_better(calm, here):
         assert is_local_better(replace(calm, queue_tokens=queue_tokens), here)
 
@@ -117,7 +119,7 @@ def test_more_work_over_there_never_makes_here_worse(
 
 
 def prefill(worker_id: str = "p0", **state: object) -> WorkerView:
-    return replace(WorkerView(worker_id, token_s=0.001, step_s=0.5, reserve_s=0.002), **state)  # type: ignore[arg-type]
+    return replace(WorkerView(worker_id, token_s=0.001, step_tokens=512, reserve_s=0.002), **state)  # type: ignore[arg-type]
 
 
 def decode(worker_id: str = "d0", **state: object) -> WorkerView:
