@@ -43,6 +43,7 @@ class Outcome:
     tokens: tuple[int, ...] = ()
     ended: bool = False
     failed: pb.AttemptFailed | None = None
+    is_local: bool = False
 
 
 class WorkerPair:
@@ -51,6 +52,7 @@ class WorkerPair:
         self.prefill = prefill
         self.decode = decode
         self._commands: asyncio.Queue[pb.PrefillCommand] = asyncio.Queue()
+        self._decode_commands: asyncio.Queue[pb.DecodeCommand] = asyncio.Queue()
         self._outcomes: dict[str, Outcome] = {}
         self._finished: dict[str, asyncio.Event] = {}
         self._opened = asyncio.Semaphore(0)
@@ -59,12 +61,17 @@ class WorkerPair:
     async def generate(self, request: Request) -> Outcome:
         return await self.start(request)[1]
 
-    def start(self, request: Request) -> tuple[Outcome, asyncio.Task[Outcome]]:
-        """The outcome fills while the request is served; the task ends with it."""
-        outcome = self._outcomes[request.request_id] = Outcome()
+    def start(self, request: Request, *, is_local: bool = False) -> tuple[Outcome, asyncio.Task[Outcome]]:
+        """The outcome fills while the request is served; the task ends with it. is_local: the decode worker computes the
+        prompt."""
+        outcome = self._outcomes[request.request_id] = Outcome(is_local=is_local)
         finished = self._finished[request.request_id] = asyncio.Event()
-        task = pb.PrefillTask(request=request_to_wire(request, 1, _ROUTER_ID), decode_worker_id=self.decode.worker_id)
-        self._commands.put_nowait(pb.PrefillCommand(task=task))
+        wire = request_to_wire(request, 1, _ROUTER_ID)
+        if is_local:
+            self._decode_commands.put_nowait(pb.DecodeCommand(prefill=wire))
+        else:
+            task = pb.PrefillTask(request=wire, decode_worker_id=self.decode.worker_id)
+            self._commands.put_nowait(pb.PrefillCommand(task=task))
 
         async def until_finished() -> Outcome:
             await finished.wait()
@@ -86,12 +93,7 @@ class WorkerPair:
         async with create_internal_channel(self.prefill.address, self._trust) as channel:
             async for events in pb_grpc.PrefillWorkerStub(channel).Session(self._prefill_commands()):
                 self._opened.release()
-                for event in events.started:
-                    self._outcomes[event.request_id].started_s = time.monotonic()
-                for event in events.first_tokens:
-                    self._outcomes[event.request_id].first_token = event
-                    self._outcomes[event.request_id].first_token_s = time.monotonic()
-                    self._settle(event.request_id)
+                self._hear_of_prefill(events)
                 for event in events.handoffs:
                     self._outcomes[event.request_id].handoff = event
                     self._settle(event.request_id)
@@ -101,8 +103,9 @@ class WorkerPair:
 
     async def watch_decode(self) -> None:
         async with create_internal_channel(self.decode.address, self._trust) as channel:
-            async for events in pb_grpc.DecodeWorkerStub(channel).Session(_decode_commands()):
+            async for events in pb_grpc.DecodeWorkerStub(channel).Session(self._commands_to_decode()):
                 self._opened.release()
+                self._hear_of_prefill(events)
                 for event in events.ready:
                     self._outcomes[event.request_id].ready = event
                 for event in events.tokens:
@@ -116,6 +119,19 @@ class WorkerPair:
                     self._fail(event)
                 self._heard.set()
 
+    def _hear_of_prefill(self, events: pb.PrefillEvents | pb.DecodeEvents) -> None:
+        for event in events.started:
+            self._outcomes[event.request_id].started_s = time.monotonic()
+        for first in events.first_tokens:
+            self._outcomes[first.request_id].first_token = first
+            self._outcomes[first.request_id].first_token_s = time.monotonic()
+            self._settle(first.request_id)
+
+    async def _commands_to_decode(self) -> AsyncIterator[pb.DecodeCommand]:
+        yield pb.DecodeCommand(hello=_ROUTER_ID)
+        while True:
+            yield await self._decode_commands.get()
+
     async def _prefill_commands(self) -> AsyncIterator[pb.PrefillCommand]:
         yield pb.PrefillCommand(hello=_ROUTER_ID)
         while True:
@@ -123,7 +139,7 @@ class WorkerPair:
 
     def _settle(self, request_id: str) -> None:
         outcome = self._outcomes[request_id]
-        if outcome.first_token and outcome.handoff and outcome.ended:
+        if outcome.first_token and (outcome.handoff or outcome.is_local) and outcome.ended:
             self._finished[request_id].set()
 
     def _fail(self, event: pb.AttemptFailed) -> None:
@@ -161,11 +177,6 @@ async def worker_pair(
             end.close()
             process.join(timeout=10)
             process.kill()
-
-
-async def _decode_commands() -> AsyncIterator[pb.DecodeCommand]:
-    yield pb.DecodeCommand(hello=_ROUTER_ID)
-    await asyncio.Event().wait()
 
 
 def _spawn(role: str, config: WorkerConfig, core: int | None) -> tuple[Connection, multiprocessing.process.BaseProcess]:

@@ -7,12 +7,27 @@ from dataclasses import dataclass
 from decode_worker.sequence import Key, VerifiedSequence
 from transfer.lease import Lease
 
-__all__ = ["CancelSequence", "HandOver", "Message", "RouterGone", "Stop"]
+__all__ = ["AskSequence", "CancelSequence", "ComputePrompt", "HandOver", "Message", "RouterGone", "Stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSequence:
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePrompt:
+    """A short prompt to be computed here. lease: holds all that it needs."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class AskSequence:
+    """A router wants to know whether the prompt that it placed is here. router_id: who asks."""
+
+    key: Key
+    router_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +48,4 @@ class Stop:
     pass
 
 
-Message = VerifiedSequence | CancelSequence | RouterGone | HandOver | Stop
+Message = VerifiedSequence | CancelSequence | ComputePrompt | AskSequence | RouterGone | HandOver | Stop

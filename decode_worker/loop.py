@@ -7,7 +7,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache
 
-from decode_worker.inbox import CancelSequence, HandOver, Message, RouterGone, Stop
+from decode_worker.inbox import AskSequence, CancelSequence, ComputePrompt, HandOver, Message, RouterGone, Stop
+from decode_worker.local_prefill import LocalPrefill
 from decode_worker.report import Reporter
 from decode_worker.residency import Residency
 from decode_worker.scheduler import Way, num_joins
@@ -23,6 +24,7 @@ from tandem.errors import Evicted, HandoffError, InvalidRequest, LeaseLost, Leav
 from tandem.mailbox import Inbox, SessionHub
 from tandem.measures import ALL, Measures
 from tandem.model.batch import SequenceChunk
+from tandem.prompt_output import PromptOutput
 from tandem.request import Drawn, FinishReason
 from tandem.sampling import sample_each
 from tandem.tracing import NO_TRACER, Tracer
@@ -68,6 +70,7 @@ class DecodeLoop:
         self._verified: deque[VerifiedSequence] = deque()
         self._running: list[RunningSequence] = []
         self._residency = Residency(engine, leases, clock, int(config.swap_gib * 2**30))
+        self.local = LocalPrefill(engine, PromptOutput(engine, self._grammars), clock, self._report.prefill_started)
         self._watch = PoolWatch(leases.history, clock)
         self._stopping = False
         self._step_s = self._busy_s = 0.0
@@ -75,10 +78,17 @@ class DecodeLoop:
 
     def run(self) -> None:
         while not self._stopping:
-            self.turn(wait_s=0.0 if self._running or self._verified else self._idle_wait_s)
+            is_busy = self._running or self._verified or self.local.waiting
+            self.turn(wait_s=0.0 if is_busy else self._idle_wait_s)
 
     def turn(self, wait_s: float) -> None:
         """Once around. `wait_s`: how long to wait for a message when none is there."""
+        self._advance(wait_s)
+        if self.local.waiting:
+            self._compute_prompt()
+
+    def _advance(self, wait_s: float) -> None:
+        """All but the prompts that are computed here: between two of these, or between two layers of one."""
         self._receive(wait_s)
         self._running += self._residency.bring_back(len(self._running))
         self._join()
@@ -91,7 +101,8 @@ class DecodeLoop:
     def load(self) -> pb.WorkerLoad:
         """Called from the session's thread: numbers may be one step old."""
         return pb.WorkerLoad(
-            queue=len(self._verified) + self._residency.num_away,
+            queue=len(self._verified) + self._residency.num_away + self.local.num_waiting,
+            queue_tokens=self.local.num_waiting_tokens,
             running=len(self._running),
             kv_blocks_used=self._leases.num_blocks_used(),
             kv_blocks_total=self._engine.blocks.size,
@@ -107,6 +118,9 @@ class DecodeLoop:
             evictions={way.value: count for way, count in self._residency.num_evictions.items()},
             busy_seconds=self._busy_s,
             prefixes=_to_wire(self._leases.kept()),
+            token_seconds=self.local.token_s,
+            local_prefill_tokens=self._config.local_prefill_tokens,
+            local_prefill_share=self._config.local_prefill_share,
         )
 
     @property
@@ -123,6 +137,11 @@ class DecodeLoop:
                 case CancelSequence((request_id, attempt)):
                     lease = self._leases.find_or_refuse(request_id, attempt)
                     self._drop([lease] if lease else [])
+                case ComputePrompt(lease):
+                    self.local.waiting.append(lease)
+                case AskSequence((request_id, attempt), router_id):
+                    known = self._leases.find(request_id, attempt) is not None
+                    self._report.standing(router_id, request_id, attempt, known=known)
                 case RouterGone(leases):
                     self._drop(leases)
                 case HandOver():
@@ -132,9 +151,11 @@ class DecodeLoop:
 
     def _drop(self, unwanted: Sequence[Lease]) -> None:
         """Nobody waits for these any more, at whatever point of their life they are."""
-        for lease in unwanted:
-            self._end(lease, "cancelled")
         ids = {lease.id for lease in unwanted}
+        being_written = self.local.forget(ids)
+        for lease in unwanted:
+            if lease.id not in being_written:
+                self._end(lease, "cancelled")
         self._verified = deque(v for v in self._verified if v.lease.id not in ids)
         self._running = [s for s in self._running if s.lease.id not in ids]
         self._residency.forget(ids)
@@ -203,6 +224,32 @@ class DecodeLoop:
         logits_BV = self._engine.logits(self._engine.forward(chunks))
         tokens = sample_each(logits_BV, [sequence.sampler.draw for sequence in running])
         return logprobs.told(logits_BV, tokens, [s.lease.request.output.logprobs for s in running])
+
+    def _compute_prompt(self) -> None:
+        prompt = self.local.compute_next(self._take_turns)
+        lease = prompt.lease
+        if not isinstance(prompt.outcome, Drawn):
+            if prompt.outcome is not None:
+                self._report.failed(lease, prompt.outcome)
+            self._end(lease, str(prompt.outcome or "cancelled"))
+            return
+        request, first_token = lease.request, prompt.outcome.token
+        self.measures.add("local_prefill_tokens", len(request.tokens), request.service_class.value)
+        verified = VerifiedSequence(self._leases.computed(lease.id, lease.epoch), len(request.tokens), first_token)
+        self._traced.computed(prompt)
+        self._report.first_token(lease, prompt.outcome, prompt.prefill_s, prompt.prompt_logprobs)
+        if request.stop.finish_reason(len(request.generated) + 1, first_token) is not None:
+            self._end(verified.lease, "the first token ended the answer")
+            return
+        self._report.ready(verified.lease, 0.0)
+        self._verified.append(verified)
+
+    def _take_turns(self, spent_s: float) -> bool:
+        """See `TakeTurns`. While nothing runs, whoever has just come may."""
+        if self._running and spent_s < self._config.local_prefill_share * self._step_s:
+            return False
+        self._advance(wait_s=0.0)
+        return True
 
     # ---- settle ----
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from decode_worker.sequence import RunningSequence
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
-from tandem.request import FinishReason
+from tandem.request import Drawn, FinishReason, TokenLogprobs
 from tandem.v1 import worker_pb2 as pb
-from tandem.wire import failure_to_wire, logprobs_to_wire
+from tandem.wire import failure_to_wire, first_token_to_wire, logprobs_to_wire
 from transfer.lease import Lease
 
 __all__ = ["Reporter"]
@@ -28,8 +28,23 @@ class Reporter:
         self.hub.post(lease.router_id, pb.DecodeEvents(ready=[event]))
 
     def failed(self, lease: Lease, error: TandemError) -> None:
-        event = failure_to_wire(lease.request.request_id, lease.attempt, error)
-        self.hub.post(lease.router_id, pb.DecodeEvents(failed=[event]))
+        self.refused(lease.router_id, lease.request.request_id, lease.attempt, error)
+
+    def refused(self, router_id: str, request_id: str, attempt: int, error: TandemError) -> None:
+        """Nothing was reserved for it."""
+        self.hub.post(router_id, pb.DecodeEvents(failed=[failure_to_wire(request_id, attempt, error)]))
+
+    def prefill_started(self, lease: Lease) -> None:
+        event = pb.PrefillStarted(request_id=lease.request.request_id, attempt=lease.attempt)
+        self.hub.post(lease.router_id, pb.DecodeEvents(started=[event]))
+
+    def first_token(self, lease: Lease, drawn: Drawn, seconds: float, prompt_logprobs: Sequence[TokenLogprobs]) -> None:
+        event = first_token_to_wire(lease.request, lease.attempt, drawn, seconds, 0, prompt_logprobs)
+        self.hub.post(lease.router_id, pb.DecodeEvents(first_tokens=[event]))
+
+    def standing(self, router_id: str, request_id: str, attempt: int, *, known: bool) -> None:
+        event = pb.TaskStanding(request_id=request_id, attempt=attempt, known=known)
+        self.hub.post(router_id, pb.DecodeEvents(standings=[event]))
 
     def step(self, sequences: Sequence[RunningSequence], finished: Mapping[str, FinishReason]) -> None:
         """The newest token of every sequence of a step: one message for each router. finished: by lease id."""

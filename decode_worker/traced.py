@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decode_worker.local_prefill import ComputedPrompt
 from decode_worker.sequence import RunningSequence
 from tandem.request import FinishReason
 from tandem.tracing import NO_TRACER, Tracer
@@ -15,6 +16,21 @@ __all__ = ["DecodeTraces"]
 @dataclass(frozen=True, slots=True)
 class DecodeTraces:
     to: Tracer = NO_TRACER
+
+    def computed(self, prompt: ComputedPrompt) -> None:
+        """Its prompt was computed here."""
+        lease = prompt.lease
+        if not lease.request.trace:
+            return
+        reserved_s = lease.history[0].at_s
+        attributes: dict[str, str | int | float | bool] = {
+            "tandem.request_id": lease.request.request_id,
+            "tandem.attempt": lease.attempt,
+            "gen_ai.usage.input_tokens": len(lease.request.tokens),
+            "tandem.cached_tokens": 0,
+            "tandem.queue_s": prompt.started_s - reserved_s,
+        }
+        self.to.record("tandem.prefill", lease.request.trace, reserved_s, attributes)
 
     def finished(self, sequence: RunningSequence, reason: FinishReason) -> None:
         """Its last token is drawn."""

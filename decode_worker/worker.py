@@ -7,7 +7,8 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
 
-from decode_worker.inbox import CancelSequence, HandOver, RouterGone, Stop
+from decode_worker.inbox import AskSequence, CancelSequence, ComputePrompt, HandOver, RouterGone, Stop
+from decode_worker.local_prefill import require_place
 from decode_worker.loop import DecodeLoop
 from decode_worker.report import Reporter
 from decode_worker.sequence import VerifiedSequence
@@ -15,7 +16,7 @@ from tandem.clock import MonotonicClock
 from tandem.config import WorkerConfig
 from tandem.description import check_same_model, describe
 from tandem.engine import Engine
-from tandem.errors import HandoffError, HandoffRefused, Leaving
+from tandem.errors import HandoffError, HandoffRefused, Leaving, TandemError
 from tandem.mailbox import SessionHub
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS
@@ -49,6 +50,7 @@ class DecodeWorker:
         self.agent = agent
         self._ttl_s = config.decode.lease_ttl_s
         self._drain_s = config.drain_s
+        self._most_local_tokens = config.decode.local_prefill_tokens
         self._leaving = False
         self._layout = CacheLayout.of(engine.memory)
         agent.register(group_tensors(engine.memory), self._layout)
@@ -150,19 +152,11 @@ class DecodeWorker:
 
     def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
         """Raises: NoRoom, InvalidRequest, Leaving, HandoffError (the router has no session here)."""
-        if self._leaving:
-            raise Leaving(f"decode worker {self.worker_id} is about to end")
+        self._require_staying()
         wire = request.request
         if not self._hub.is_open(wire.router_id):
             raise HandoffError(f"router {wire.router_id!r} has no session with decode worker {self.worker_id}")
-        model = self.description.model
-        lease = self._leases.reserve(
-            request=request_from_wire(wire, model.vocab_size, model.max_context_tokens),
-            attempt=wire.attempt,
-            router_id=wire.router_id,
-            writer_id=request.writer_id,
-            may_share=request.skips_held_blocks,
-        )
+        lease = self._reserve(wire, request.writer_id, may_share=request.skips_held_blocks)
         self._receiver.wake()
         return pb.ReserveReply(
             lease_id=lease.id,
@@ -173,6 +167,21 @@ class DecodeWorker:
             nonce=lease.nonce,
             num_held_blocks=lease.num_held,
         )
+
+    def _reserve(self, wire: pb.WireRequest, writer_id: str, *, may_share: bool = False, is_local: bool = False) -> Lease:
+        model = self.description.model
+        return self._leases.reserve(
+            request=request_from_wire(wire, model.vocab_size, model.max_context_tokens),
+            attempt=wire.attempt,
+            router_id=wire.router_id,
+            writer_id=writer_id,
+            may_share=may_share,
+            is_local=is_local,
+        )
+
+    def _require_staying(self) -> None:
+        if self._leaving:
+            raise Leaving(f"decode worker {self.worker_id} is about to end")
 
     def writer_quiet(self, request: pb.ReleaseRequest) -> None:
         """Raises: LeaseLost."""
@@ -195,6 +204,25 @@ class DecodeWorker:
     def _command(self, router_id: str, command: pb.DecodeCommand) -> None:
         if command.HasField("cancel"):
             self._loop.inbox.put(CancelSequence((command.cancel.request_id, command.cancel.attempt)))
+        elif command.HasField("prefill"):
+            self._place(router_id, command.prefill)
+        elif command.HasField("ask"):
+            self._loop.inbox.put(AskSequence((command.ask.request_id, command.ask.attempt), router_id))
+
+    def _place(self, router_id: str, wire: pb.WireRequest) -> None:
+        """A prompt that is to be computed here. Its memory is reserved now, or it is refused."""
+        if self._leases.find(wire.request_id, wire.attempt) is not None:
+            logger.warning("request %s attempt %d was placed here twice; the second is ignored", wire.request_id, wire.attempt)
+            return
+        wire.router_id = router_id
+        try:
+            self._require_staying()
+            require_place(len(wire.prompt) + len(wire.generated), self._loop.local.num_waiting_tokens, self._most_local_tokens)
+            lease = self._reserve(wire, self.worker_id, is_local=True)
+        except TandemError as error:
+            self._report.refused(router_id, wire.request_id, wire.attempt, error)
+        else:
+            self._loop.inbox.put(ComputePrompt(lease))
 
     def _router_gone(self, router_id: str) -> None:
         self._loop.inbox.put(RouterGone(tuple(self._leases.of_router(router_id))))

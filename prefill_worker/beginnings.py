@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from prefill_worker.absorber import Absorber
@@ -16,6 +16,7 @@ from prefill_worker.scheduler import PrefillPolicy
 from tandem.clock import Clock
 from tandem.engine import Engine
 from tandem.errors import HandoffError, Leaving, NoRoom, Overloaded, TandemError
+from tandem.rate import Rate
 from transfer.handoff import Handoff, LeaseGrant
 
 __all__ = ["LEAVING", "Beginnings", "HandoffSource", "ReservationClient"]
@@ -47,7 +48,8 @@ class HandoffSource(Protocol):
 
 @dataclass(slots=True)
 class Beginnings:
-    """For the thread of the step loop. max_queue: prompts that may wait. is_draining: nothing new is accepted."""
+    """For the thread of the step loop. max_queue: prompts that may wait. is_draining: nothing new is accepted. pace: of
+    reservations that found room at once."""
 
     engine: Engine
     prompts: PromptTable
@@ -60,6 +62,7 @@ class Beginnings:
     clock: Clock
     max_queue: int
     is_draining: bool = False
+    pace: Rate = field(default_factory=lambda: Rate(0.0))
 
     def accept(self, task: PrefillTask) -> None:
         blocks_needed = self.engine.memory.specs.blocks_for(task.num_tokens)
@@ -98,6 +101,8 @@ class Beginnings:
 
     def reservation_ended(self, key: Key, outcome: LeaseGrant | TandemError) -> None:
         reserving = self.prompts.reserving.pop(key)
+        if (asked_s := self.clock.now() - reserving.asked_s) <= _QUICK_ANSWER_S:
+            self.pace.note(1, asked_s)
         if isinstance(outcome, TandemError):
             self.memory.free(reserving.memory)
             if not reserving.cancelled:

@@ -94,6 +94,11 @@ class ChunkSizer:
         least = min(policy.chunk_tokens, max(policy.tile_tokens, policy.chunk_tokens // 4))
         return cls(policy, ChunkLimits(least, policy.chunk_tokens, policy.tile_tokens), kv_token_bytes)
 
+    @property
+    def compute_s(self) -> float:
+        """Of one prompt token, lately; 0.0: none was computed."""
+        return self._tokens.seconds
+
     def computed(self, num_tokens: int, seconds: float) -> None:
         """One step."""
         self._tokens.note(num_tokens, seconds)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
-
-import torch
 
 from prefill_worker.prompt import RunningPrompt
 from prefill_worker.scheduler import ChunkPlan
-from tandem import logprobs
 from tandem.cache.spec import PagedKvSpec
 from tandem.engine import Engine
 from tandem.errors import TandemError
 from tandem.grammar import Grammars
 from tandem.model.batch import SequenceChunk
-from tandem.request import Drawn, Request
-from tandem.sampling import Draw, SequenceSampler, sample_each
+from tandem.prompt_output import PromptOutput
+from tandem.request import Drawn
 
 __all__ = ["ChunkStep"]
-
-# Rows of logits that exist at once: 64 rows of 248,320 in fp32 and fp64 are 190 MB.
-_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +51,13 @@ class ChunkStep:
                 between_layers()
 
         hidden_TD = self.engine.forward(chunks, on_layer)
+        output = PromptOutput(self.engine, self.grammars)
         ends = list(accumulate(plan.num_tokens for plan in plans))
         for prompt, plan, end in zip(prompts, plans, ends, strict=True):
-            self._note_prompt_logprobs(prompt, hidden_TD[end - plan.num_tokens : end])
+            hidden_CD = hidden_TD[end - plan.num_tokens : end]
+            prompt.prompt_logprobs += output.logprobs(prompt.task.request, prompt.num_computed, hidden_CD)
         rows = [end - 1 for end, plan in zip(ends, plans, strict=True) if plan.is_last]
-        return self._draw([prompt.task.request for prompt in completed], hidden_TD[rows])
+        return output.first_tokens([prompt.task.request for prompt in completed], hidden_TD[rows])
 
     def _push_layer(self, completed: Sequence[RunningPrompt], layer: int) -> None:
         """In a prompt's last chunk every layer leaves as soon as it is final."""
@@ -74,31 +69,3 @@ class ChunkStep:
                 prompt.handoff.push_kv(prompt.num_pushed_blocks, len(prompt.memory.block_ids), layers=(layer,))
             else:
                 prompt.handoff.push_state(layer)
-
-    def _draw(self, requests: Sequence[Request], hidden_PD: torch.Tensor) -> list[Drawn | TandemError]:
-        """hidden_PD: of the last position of each prompt."""
-        if not requests:
-            return []
-        logits_PV = self.engine.logits(hidden_PD)
-        tokens = sample_each(logits_PV, [partial(self._first_draw, request) for request in requests])
-        return logprobs.told(logits_PV, tokens, [request.output.logprobs for request in requests])
-
-    def _first_draw(self, request: Request) -> Draw:
-        return SequenceSampler(request, self.grammars.start(request)).draw()
-
-    def _note_prompt_logprobs(self, prompt: RunningPrompt, hidden_CD: torch.Tensor) -> None:
-        """Append to `prompt.prompt_logprobs` what the positions of a chunk say of the prompt tokens that follow them. Nothing
-        is done unless the client asked, nor in an attempt that resumes an answer: the first one has told it.
-
-        hidden_CD: of the chunk that begins at `prompt.num_computed`.
-        """
-        request = prompt.task.request
-        wanted = request.output.prompt_logprobs
-        if wanted is None or request.generated:
-            return
-        begin = prompt.num_computed + 1
-        next_tokens = request.prompt[begin : begin + hidden_CD.shape[0]]
-        for start in range(0, len(next_tokens), _ROWS):
-            some = next_tokens[start : start + _ROWS]
-            logits_TV = self.engine.logits(hidden_CD[start : start + len(some)])
-            prompt.prompt_logprobs += logprobs.of_prompt(logits_TV, some, wanted)

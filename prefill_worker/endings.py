@@ -50,7 +50,7 @@ class Endings:
             return
         request = prompt.task.request
         finish = request.stop.finish_reason(len(request.generated) + 1, drawn.token)
-        self.report.first_token(prompt, drawn, finish, compute_done_s)
+        self.report.first_token(prompt, drawn, compute_done_s)
         self.traced.first_token(prompt)
         if finish is not None or prompt.handoff is None:
             self.memory.computed(prompt.memory, prompt.num_computed)

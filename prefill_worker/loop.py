@@ -143,6 +143,9 @@ class PrefillLoop:
             worst_wasted_chunks=self.waste.worst_chunks,
             prefixes=self._memory.index,
             pool_mismatches=self._watch.num_missing,
+            token_seconds=self._sizes.compute_s,
+            step_tokens=self._sizes.policy.chunk_tokens,
+            reserve_seconds=self._beginnings.pace.seconds,
         )
 
     # ---- receive ----

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from prefill_worker.prompt import PrefillTask, RunningPrompt
 from tandem.errors import TandemError
 from tandem.mailbox import SessionHub
-from tandem.request import Drawn, FinishReason
+from tandem.request import Drawn
 from tandem.v1 import worker_pb2 as pb
-from tandem.wire import failure_to_wire, logprobs_to_wire
+from tandem.wire import failure_to_wire, first_token_to_wire
 from transfer.handoff import HandoffResult
 
 __all__ = ["Reporter"]
@@ -25,19 +25,9 @@ class Reporter:
         event = pb.PrefillStarted(request_id=task.request.request_id, attempt=task.attempt)
         self.hub.post(task.router_id, pb.PrefillEvents(started=[event]))
 
-    def first_token(self, prompt: RunningPrompt, drawn: Drawn, finish: FinishReason | None, now_s: float) -> None:
-        task = prompt.task
-        event = pb.FirstToken(
-            request_id=task.request.request_id,
-            attempt=task.attempt,
-            index=len(task.request.generated),
-            token=drawn.token,
-            finish_reason=finish.value if finish else "",
-            prefill_seconds=now_s - prompt.started_s,
-            cached_tokens=prompt.memory.num_cached,
-            logprobs=logprobs_to_wire(drawn.logprobs) if drawn.logprobs else None,
-            prompt_logprobs=[logprobs_to_wire(entry) for entry in prompt.prompt_logprobs],
-        )
+    def first_token(self, prompt: RunningPrompt, drawn: Drawn, now_s: float) -> None:
+        task, seconds, cached = prompt.task, now_s - prompt.started_s, prompt.memory.num_cached
+        event = first_token_to_wire(task.request, task.attempt, drawn, seconds, cached, prompt.prompt_logprobs)
         self.hub.post(task.router_id, pb.PrefillEvents(first_tokens=[event]))
 
     def handed_off(self, task: PrefillTask, result: HandoffResult) -> None:

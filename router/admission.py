@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from router.estimates import FirstTokens, QueuePace
+from router.estimates import FirstTokens, HandoffPace, QueuePace
 from router.events import AttemptKey
 from router.placement import Need, NeverFits, NoRoomNow, NoWorker, Placement, place
 from router.state import WorkerTable
@@ -62,6 +62,7 @@ class PlacementQueue:
         self._blocked: NoWorker | NoRoomNow = NoRoomNow("all workers are busy")
         self._pace = QueuePace()
         self._first_tokens = FirstTokens()
+        self._handoffs = HandoffPace()
         self.num_waiting = 0
         table.listen(self._pump)
 
@@ -117,6 +118,10 @@ class PlacementQueue:
         """A request got its first token so long after its placement."""
         self._first_tokens.note(prefill_tokens, seconds, _now())
 
+    def note_handoff(self, exposed_s: float) -> None:
+        """So much of a hand-off was exposed."""
+        self._handoffs.note(exposed_s, _now())
+
     def _pump(self) -> None:
         """Place from the head on until one must wait."""
         while self._look():
@@ -158,7 +163,7 @@ class PlacementQueue:
         except TimeoutError as late:
             head.placed.set_exception(late)
             return True
-        decision = place(self._table.snapshot(), head.need, head.exclude)
+        decision = place(self._table.snapshot(), head.need, head.exclude, self._handoffs.least_s(now))
         if isinstance(decision, Placement):
             self._table.assign(head.key, decision, head.prefill_tokens, head.need)
             self._pace.left(now)

@@ -43,6 +43,9 @@ class Attempt:
     """Both workers' events go through one queue. Tokens go to the answer by index, so it does not matter which worker's message
     comes first. `start` and `stop` are a pair; `stop` is due on every path.
 
+    workers: prefill and decode; the same one where the decode worker computes the prompt. absorber: a prefill worker that may
+    absorb the answer; None: there is none.
+
     ready: the decode worker has verified the hand-off. cached_tokens: of the prompt, not computed again. config: how long
     silence about the attempt is believed to be work.
     """
@@ -56,6 +59,7 @@ class Attempt:
         clock: Clock,
         config: RouterConfig,
         hooks: Hooks = Hooks(),
+        absorber: WorkerHandle | None = None,
     ) -> None:
         prefill, decode = workers
         self.key = (request.request_id, number)
@@ -66,6 +70,8 @@ class Attempt:
         self.ready = False
         self.handoff_exposed_s = 0.0
         self.cached_tokens = 0
+        self.is_local = prefill is decode
+        self._absorber = absorber
         self._request = request
         self._prefill = prefill
         self._decode = decode
@@ -78,24 +84,23 @@ class Attempt:
         self._ended_by_worker = False
 
     def start(self) -> None:
-        self._decode.subscribe(self.key, self._events.put_nowait)
-        self._prefill.subscribe(self.key, self._events.put_nowait)
+        for worker in self._workers:
+            worker.subscribe(self.key, self._events.put_nowait)
         self._prefill.submit(self._request, self.key[1], self.decode_id)
 
     def stop(self) -> None:
         """Hear no more. Unless a worker itself ended the answer, both are told at once to free what the attempt holds."""
-        self._prefill.unsubscribe(self.key)
-        self._decode.unsubscribe(self.key)
-        if not self._ended_by_worker:
-            self._prefill.cancel(self.key)
-            self._decode.cancel(self.key)
+        for worker in self._workers:
+            worker.unsubscribe(self.key)
+            if not self._ended_by_worker:
+                worker.cancel(self.key)
 
     def absorb(self, generated: Sequence[int]) -> None:
         """The whole answer is there: the prefill worker, if it keeps states, may keep the one after it for the next turn."""
-        load = self._prefill.load
-        if load is not None and load.prefixes:
+        absorber = self._absorber
+        if absorber is not None and absorber.load is not None and absorber.load.prefixes:
             request_id, prompt, stop = self.key[0], self._request.prompt, StopRules(max_new_tokens=len(generated) + 1)
-            self._prefill.absorb(Request(request_id, prompt, SamplingParams(), stop, generated=tuple(generated)))
+            absorber.absorb(Request(request_id, prompt, SamplingParams(), stop, generated=tuple(generated)))
 
     async def until_first_token(self, timings: Timings) -> None:
         """A prompt may wait long in a busy worker. So whoever hears nothing asks; only who gets no answer gives up.
@@ -149,13 +154,18 @@ class Attempt:
                     raise AttemptEnded(Failed(self.prefill_id, "Dropped", "it does not know the task any more", retryable=True))
             case Ready():
                 self.handoff_exposed_s = event.handoff_exposed_s
-                self._hooks.handed_off(event.handoff_exposed_s)
+                if not self.is_local:
+                    self._hooks.handed_off(event.handoff_exposed_s)
                 self._set_ready(timings, now)
             case Tokens():
                 self._set_ready(timings, now)
                 self._deliver(event, timings, now)
             case Failed():
                 self._fail(event)
+
+    @property
+    def _workers(self) -> tuple[WorkerHandle, ...]:
+        return (self._decode,) if self.is_local else (self._prefill, self._decode)
 
     def _stalled(self, worker_id: str, when: str) -> AttemptEnded:
         reason = f"no word for {self._config.stall_s:g} s {when}"
@@ -177,7 +187,7 @@ class Attempt:
 
     def _fail(self, event: Failed) -> None:
         """Once the hand-off is verified and the first token is here, the prefill worker's fate matters no more."""
-        if event.worker_id == self.prefill_id and self.ready and self.first_token_seen:
+        if event.worker_id == self.prefill_id != self.decode_id and self.ready and self.first_token_seen:
             log.info("request %s: prefill worker %s ended after the hand-off: %s", self.key[0], event.worker_id, event.reason)
             return
         raise AttemptEnded(event)

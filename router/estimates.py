@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["FirstTokens", "QueuePace"]
+__all__ = ["FirstTokens", "HandoffPace", "QueuePace"]
 
 _REMEMBERED = 64
 _FORGOTTEN_AFTER_S = 30.0
@@ -73,4 +73,21 @@ class FirstTokens:
         recent = [
             seconds * min(1.0, num_tokens / tokens) for when, tokens, seconds in self._seen if now - when <= _FORGOTTEN_AFTER_S
         ]
+        return min(recent) if len(recent) >= _FEWEST else 0.0
+
+
+@dataclass(slots=True)
+class HandoffPace:
+    """How little of recent hand-offs was exposed."""
+
+    _seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # (when, seconds)
+
+    def note(self, exposed_s: float, now: float) -> None:
+        """exposed_s: 0.0: it could not be told."""
+        if exposed_s > 0.0:
+            self._seen.append((now, exposed_s))
+
+    def least_s(self, now: float) -> float:
+        """0.0: not known."""
+        recent = [seconds for when, seconds in self._seen if now - when <= _FORGOTTEN_AFTER_S]
         return min(recent) if len(recent) >= _FEWEST else 0.0

@@ -98,7 +98,8 @@ class Script:
 
 
 class FakeCluster:
-    """num_prefill workers p0, p1, … and num_decode workers d0, d1, …, in a table of their own."""
+    """num_prefill workers p0, p1, … and num_decode workers d0, d1, …, in a table of their own. local_prefill_tokens: longest
+    prompt that a decode worker computes itself."""
 
     def __init__(
         self,
@@ -109,10 +110,12 @@ class FakeCluster:
         kv_blocks: int = 64,
         slots: int = 8,
         batch_share: float = 1.0,
+        local_prefill_tokens: int = 0,
     ) -> None:
         self.script = script or Script()
         self.table = WorkerTable()
         self._batch_share = batch_share
+        self._local_tokens = local_prefill_tokens
         self.prefill = [self._worker(f"p{i}", PREFILL, model, kv_blocks, slots) for i in range(num_prefill)]
         self.decode = [self._worker(f"d{i}", DECODE, model, kv_blocks, slots) for i in range(num_decode)]
         self.by_id = {handle.info.id: handle for handle in (*self.prefill, *self.decode)}
@@ -133,12 +136,16 @@ class FakeCluster:
 
     def _worker(self, worker_id: str, role: str, model: ModelInfo, kv_blocks: int, slots: int) -> FakeWorkerHandle:
         info = WorkerInfo(worker_id, role, "", model, kv_blocks_total=kv_blocks, state_slots_total=slots)
-        load = WorkerLoad(kv_blocks_total=kv_blocks, state_slots_total=slots, batch_share=self._batch_share)
+        load = WorkerLoad(
+            kv_blocks_total=kv_blocks,
+            state_slots_total=slots,
+            batch_share=self._batch_share,
+            local_prefill_tokens=self._local_tokens if role == DECODE else 0,
+        )
         handle = FakeWorkerHandle(info, load)
         handle.on_cancel = self._cancel
         handle.on_ask = lambda key: handle.emit(key, Standing(known=key in self._running))
-        if role == PREFILL:
-            handle.on_submit = lambda request, attempt, decode_id: self._submit(handle, request, attempt, decode_id)
+        handle.on_submit = lambda request, attempt, decode_id: self._submit(handle, request, attempt, decode_id)
         self.table.add(handle)
         return handle
 

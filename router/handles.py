@@ -71,15 +71,18 @@ class GrpcWorkerHandle:
 
     def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
         wire = request_to_wire(request, attempt, self._router_id)
-        task = pb.PrefillTask(request=wire, decode_worker_id=decode_worker_id)
-        self._commands.put_nowait(pb.PrefillCommand(task=task))
+        if self.info.role == PREFILL:
+            task = pb.PrefillTask(request=wire, decode_worker_id=decode_worker_id)
+            self._commands.put_nowait(pb.PrefillCommand(task=task))
+        else:
+            self._commands.put_nowait(pb.DecodeCommand(prefill=wire))
 
     def absorb(self, request: Request) -> None:
         self._commands.put_nowait(pb.PrefillCommand(absorb=request_to_wire(request, 1, self._router_id)))
 
     def ask(self, key: AttemptKey) -> None:
         request_id, attempt = key
-        self._commands.put_nowait(pb.PrefillCommand(ask=pb.Ask(request_id=request_id, attempt=attempt)))
+        self._commands.put_nowait(self._make_command(ask=pb.Ask(request_id=request_id, attempt=attempt)))
 
     def cancel(self, key: AttemptKey) -> None:
         request_id, attempt = key
@@ -174,12 +177,11 @@ class GrpcWorkerHandle:
 
 def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, AttemptEvent]]:
     """What a worker's message says about which attempt, in an order that is safe: beginnings, tokens, failures."""
-    if isinstance(message, pb.PrefillEvents):
-        for started in message.started:
-            yield (started.request_id, started.attempt), PrefillStarted()
-        for first in message.first_tokens:
-            yield (first.request_id, first.attempt), _first_token(first)
-    else:
+    for started in message.started:
+        yield (started.request_id, started.attempt), PrefillStarted()
+    for first in message.first_tokens:
+        yield (first.request_id, first.attempt), _first_token(first)
+    if isinstance(message, pb.DecodeEvents):
         for ready in message.ready:
             yield (ready.request_id, ready.attempt), Ready(ready.handoff_exposed_seconds)
         for some in message.tokens:
@@ -187,9 +189,8 @@ def events_of(message: Events, worker_id: str) -> Iterator[tuple[AttemptKey, Att
             yield (some.request_id, some.attempt), Tokens(some.index, tuple(some.tokens), _reason(some.finish_reason), told)
     for failed in message.failed:
         yield (failed.request_id, failed.attempt), Failed(worker_id, failed.kind, failed.reason, failed.retryable)
-    if isinstance(message, pb.PrefillEvents):  # last: what a task did before it was asked for comes first
-        for standing in message.standings:
-            yield (standing.request_id, standing.attempt), Standing(standing.known)
+    for standing in message.standings:  # last: what a task did before it was asked for comes first
+        yield (standing.request_id, standing.attempt), Standing(standing.known)
 
 
 def _first_token(first: pb.FirstToken) -> FirstToken:
@@ -228,6 +229,11 @@ def load_of(load: pb.WorkerLoad, before: WorkerLoad | None = None) -> WorkerLoad
         overcommit=max(1.0, load.overcommit),
         batch_share=load.batch_share if load.HasField("batch_share") else 1.0,
         evictions=dict(load.evictions),
+        token_s=load.token_seconds,
+        reserve_s=load.reserve_seconds,
+        step_tokens=load.step_tokens,
+        local_prefill_tokens=load.local_prefill_tokens,
+        local_prefill_share=load.local_prefill_share or 1.0,
     )
 
 

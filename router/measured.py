@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from router.events import Failed
 from router.job import Job
+from router.placement import Placement
 from tandem.buckets import concurrency_bucket, prompt_bucket
 from tandem.errors import InvalidRequest, Overloaded, Unavailable
 from tandem.measures import FAILURES, Measures
@@ -21,6 +22,16 @@ class RequestMeasures:
     def __init__(self, to: Measures, num_under_way: Callable[[], int]) -> None:
         self._to = to
         self._num_under_way = num_under_way
+
+    def placed(self, placement: Placement) -> None:
+        """Where the prompt is computed."""
+        self._to.add("prompts_placed", 1, "local" if placement.is_local else "shipped")
+        if placement.saved_bytes:
+            self._to.add("local_prefill_saved_bytes", placement.saved_bytes)
+
+    def local_refused(self) -> None:
+        """A decode worker would not compute a prompt, or was lost before it had."""
+        self._to.add("prompts_placed", 1, "local_refused")
 
     def first_token(self, job: Job) -> None:
         """Once for each request, however many attempts it takes."""

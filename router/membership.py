@@ -73,4 +73,6 @@ def worker_of(worker: pb.WorkerDescription) -> WorkerInfo:
         kv_blocks_total=worker.kv_blocks_total,
         state_slots_total=worker.state_slots_total,
         metrics_address=worker.metrics_address,
+        block_bytes=worker.block_bytes,
+        state_bytes=worker.state_bytes,
     )

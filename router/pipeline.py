@@ -172,6 +172,9 @@ class Pipeline:
                 except AttemptEnded as ended:
                     failure = ended.failure
                     self._measured.failed(failure)
+                    if attempt is not None and attempt.is_local and not attempt.first_token_seen:
+                        job.retries.was_refused = True
+                        self._measured.local_refused()
                 finally:
                     # Whatever ended the attempt, nothing of it remains: not at the workers, not in the table.
                     if attempt is not None:
@@ -217,6 +220,7 @@ class Pipeline:
             request.service_class,
             num_tokens=len(request.tokens),
             is_resumed=bool(request.generated),
+            was_refused=job.retries.was_refused,
         )
         tried = frozenset(job.retries.tried)
         with job.caller.queued(), self._traced.queued(job):
@@ -225,10 +229,16 @@ class Pipeline:
         if prefill is None or decode is None:
             gone = placed.prefill_id if prefill is None else placed.decode_id
             raise AttemptEnded(Failed(gone, "WorkerLost", "left before the request reached it", retryable=True))
-        hooks = Hooks(partial(self._measured.gap, job), partial(self._measured.handed_off, job))
+        self._measured.placed(placed)
+        hooks = Hooks(partial(self._measured.gap, job), partial(self._handed_off, job))
         if trace := self._traced.placed(job, request):
             request = dataclasses.replace(request, trace=trace)
-        return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config, hooks)
+        absorber = self._table.handle(placed.absorber_id) if placed.is_local else prefill
+        return Attempt(request, job.number, (prefill, decode), job.answer, self._clock, self._config, hooks, absorber)
+
+    def _handed_off(self, job: Job, exposed_s: float) -> None:
+        self._measured.handed_off(job, exposed_s)
+        self._queue.note_handoff(exposed_s)
 
     def _prefix(self, request: Request) -> Prefix | None:
         model = self._model()

@@ -36,13 +36,15 @@ class Retries:
     """Of one request. max_attempts: failed attempts that end it. wait_s: pauses for lack of room that end it, added up.
     retry_after_s: what a client that is refused in the end is told.
 
-    tried: workers to avoid while there are others.
+    tried: workers to avoid while there are others. was_refused: a decode worker would not, or could not, compute the prompt
+    itself; it goes to a prefill worker from now on.
     """
 
     max_attempts: int
     wait_s: float
     retry_after_s: Callable[[], float] = lambda: _RETRY_AFTER_S
     tried: set[str] = field(default_factory=set)
+    was_refused: bool = False
     _full: set[str] = field(default_factory=set)
     _failures: int = 0
     _no_rooms: int = 0

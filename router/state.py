@@ -73,6 +73,14 @@ class WorkerEntry:
             batch_slots=sum(key in self.assigned_blocks for key in self.batch),
             overcommit=load.overcommit,
             batch_share=load.batch_share,
+            token_s=load.token_s,
+            step_s=load.step_s,
+            reserve_s=load.reserve_s,
+            step_tokens=load.step_tokens,
+            local_tokens=load.local_prefill_tokens,
+            local_share=load.local_prefill_share,
+            block_bytes=info.block_bytes,
+            state_bytes=info.state_bytes,
         )
 
 
@@ -168,7 +176,8 @@ class WorkerTable:
             self.prefixes.replace(entry.handle.info.id, prefixes)
 
     def assign(self, key: AttemptKey, placement: Placement, prefill_tokens: int, need: Need) -> None:
-        """Count the attempt at both workers until `prefill_done` and `release`. What the prefill worker has is no work."""
+        """Count the attempt at both workers until `prefill_done` and `release`; they are one where the decode worker computes
+        the prompt. What the prefill worker has is no work."""
         prefill, decode = self._entries[placement.prefill_id], self._entries[placement.decode_id]
         self._assigned[key] = (prefill, decode)
         prefill.assigned_tokens[key] = max(1, prefill_tokens - placement.hit_tokens)

@@ -22,7 +22,7 @@ Sink = Callable[[AttemptEvent], None]
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker's description of itself. id: never reused. role: PREFILL or DECODE. metrics_address: host:port of its own
-    /metrics; empty: it has none."""
+    /metrics; empty: it has none. block_bytes, state_bytes: of one KV block, and of one sequence's states."""
 
     id: str
     role: str
@@ -34,6 +34,8 @@ class WorkerInfo:
     kv_blocks_total: int = 0
     state_slots_total: int = 0
     metrics_address: str = ""
+    block_bytes: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class WorkerLoad:
     prefixes: what a prefill worker need not compute again, or a decode worker not be sent. kv_blocks_counted: that a decode
     worker takes for used when it is asked for room, which with overcommit is more than it holds. overcommit, batch_share: as
     its `DecodeConfig` has them.
-    evictions: sequences that gave way at a decode worker since start, by how they come back."""
+    evictions: sequences that gave way at a decode worker since start, by how they come back.
+    token_s: to compute a prompt token, lately. reserve_s: for a prefill worker to get a reservation, lately. 0: not seen.
+    step_tokens: that a step of a prefill worker has at most, now.
+    local_prefill_tokens, local_prefill_share: of a decode worker, as its `DecodeConfig` has them."""
 
     queue: int = 0
     queue_tokens: int = 0
@@ -67,6 +72,11 @@ class WorkerLoad:
     overcommit: float = 1.0
     batch_share: float = 1.0
     evictions: Mapping[str, int] = field(default_factory=dict)
+    token_s: float = 0.0
+    reserve_s: float = 0.0
+    step_tokens: int = 0
+    local_prefill_tokens: int = 0
+    local_prefill_share: float = 1.0
 
 
 class WorkerHandle(Protocol):
@@ -90,7 +100,7 @@ class WorkerHandle(Protocol):
         ...
 
     def submit(self, request: Request, attempt: int, decode_worker_id: str) -> None:
-        """Give a prefill worker its task."""
+        """Give a prefill worker its task; or a decode worker, that of a prompt which it computes itself."""
         ...
 
     def absorb(self, request: Request) -> None:
@@ -98,7 +108,7 @@ class WorkerHandle(Protocol):
         ...
 
     def ask(self, key: AttemptKey) -> None:
-        """Let a prefill worker say, as a `Standing`, whether it holds this task."""
+        """Let the worker that the task was given to say, as a `Standing`, whether it holds it."""
         ...
 
     def cancel(self, key: AttemptKey) -> None:

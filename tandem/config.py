@@ -120,7 +120,10 @@ class DecodeConfig:
     swap_gib: host memory for sequences that were evicted; none left, or 0: they go through prefill again.
     batch_share: of blocks and of slots that requests of class batch may hold together, whichever routers placed them; the rest
     is kept free for interactive ones. One of batch may always be there. Routers learn it from the worker.
-    keep_prefixes: full blocks of prompts stay, in memory that nothing else needs, and prompts that begin alike share them."""
+    keep_prefixes: full blocks of prompts stay, in memory that nothing else needs, and prompts that begin alike share them.
+    local_prefill_tokens: longest prompt that a decode worker may compute itself, where that is clearly quicker than to wait for
+    a prefill worker and ship its state; 0: none. local_prefill_share: of the time of each step, what computing prompts may add
+    to it while sequences run."""
 
     max_batch: int = 64
     max_joins_per_step: int = 8
@@ -129,10 +132,18 @@ class DecodeConfig:
     swap_gib: float = 4.0
     batch_share: float = 0.75
     keep_prefixes: bool = True
+    local_prefill_tokens: int = 32
+    local_prefill_share: float = 0.1
 
     def __post_init__(self) -> None:
         """Raises ConfigError: a value is out of range."""
-        for name, least, most in (("overcommit", 1.0, math.inf), ("swap_gib", 0.0, math.inf), ("batch_share", 0.0, 1.0)):
+        for name, least, most in (
+            ("overcommit", 1.0, math.inf),
+            ("swap_gib", 0.0, math.inf),
+            ("batch_share", 0.0, 1.0),
+            ("local_prefill_tokens", 0, math.inf),
+            ("local_prefill_share", 0.01, 1.0),
+        ):
             if not least <= (value := getattr(self, name)) <= most:
                 raise ConfigError(f"decode.{name}: {value:g} is not between {least:g} and {most:g}")
 

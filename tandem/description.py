@@ -31,6 +31,8 @@ def describe(worker_id: str, role: str, address: str, transport: str, engine: En
         ),
         kv_blocks_total=engine.blocks.size,
         state_slots_total=engine.slots.size,
+        block_bytes=engine.memory.specs.block_bytes,
+        state_bytes=engine.memory.specs.slot_bytes,
     )
 
 

@@ -28,6 +28,8 @@ FAILURES = (
     *("NoRoom", "HandoffRefused", "Leaving", "Evicted", "TransferFailed", "LeaseLost", "HandoffError"),
     *("InvalidRequest", "Overloaded", "WorkerLost", "Stalled", "Dropped", "other"),
 )
+# On a prefill worker, from where the state travels; on the decode worker; there first, in vain.
+PLACES = ("shipped", "local", "local_refused")
 # Of a hand-off's record; and the record itself, and its time.
 _FIELDS = (
     *("lease_id", "epoch", "nonce", "writer_id", "request_id", "attempt", "fingerprint", "layout_digest", "num_positions"),
@@ -60,6 +62,8 @@ FAMILIES: Mapping[str, Family] = {
         Family("inter_token_latency_seconds", "Between two tokens of an answer.", LATENCY_LABELS, _STEP_S),
         Family("requests", "Requests that have ended.", ("outcome", "class"), values=(OUTCOMES, _CLASSES)),
         Family("prompt_tokens", "Tokens of the prompts of requests that have ended.", ("class",), values=(_CLASSES,)),
+        Family("prompts_placed", "Attempts, by where the prompt is computed.", ("where",), values=(PLACES,)),
+        Family("local_prefill_saved_bytes", "Keys, values and states that did not travel, being computed where wanted."),
         Family("attempts_failed", "Attempts that a worker ended; most are placed again.", ("kind",), values=(FAILURES,)),
         # Of prefill workers.
         Family("prefill_step_seconds", "One step of a prefill worker.", LATENCY_LABELS, _WAIT_S),
@@ -70,6 +74,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("transfer_seconds", "Time with writes of a hand-off in flight.", ("kind", *LATENCY_LABELS), _TRANSFER_S),
         # Of decode workers.
         Family("decode_step_seconds", "One step of a decode worker.", LATENCY_LABELS, _STEP_S),
+        Family("local_prefill_tokens", "Prompt tokens computed by decode workers.", ("class",), values=(_CLASSES,)),
         Family("decode_batch_size", "Sequences in a step of a decode worker.", (), _BATCH),
         Family("decode_tokens", "Tokens drawn by decode workers.", ("class",), values=(_CLASSES,)),
         Family("handoffs_refused", "Hand-offs that did not match their record, by the field.", ("field",), values=(_FIELDS,)),

@@ -27,3 +27,8 @@ class Rate:
     @property
     def per_s(self) -> float:
         return self._amount / self._seconds if self._amount > 0.0 else self.assumed
+
+    @property
+    def seconds(self) -> float:
+        """Per unit; 0.0: nothing is known or assumed."""
+        return 1 / self.per_s if self.per_s else 0.0

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tandem.errors import HandoffError, InvalidRequest, TandemError
 from tandem.grammar import check_grammar
 from tandem.measures import Series
-from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules, TokenLogprobs
+from tandem.request import (
+    MAX_ALTERNATIVES,
+    Drawn,
+    OutputOptions,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StopRules,
+    TokenLogprobs,
+)
 from tandem.trace_context import TraceContext
 from tandem.v1 import worker_pb2 as pb
 
 __all__ = [
     "failure_to_wire",
+    "first_token_to_wire",
     "logprobs_from_wire",
     "logprobs_to_wire",
     "request_from_wire",
@@ -103,6 +114,30 @@ def failure_to_wire(request_id: str, attempt: int, error: TandemError) -> pb.Att
         kind=type(error).__name__,
         reason=str(error),
         retryable=isinstance(error, HandoffError),
+    )
+
+
+def first_token_to_wire(
+    request: Request,
+    attempt: int,
+    drawn: Drawn,
+    seconds: float,
+    cached_tokens: int,
+    prompt_logprobs: Sequence[TokenLogprobs],
+) -> pb.FirstToken:
+    """Of a prompt that took so long to compute; see `pb.FirstToken`."""
+    index = len(request.generated)
+    finish = request.stop.finish_reason(index + 1, drawn.token)
+    return pb.FirstToken(
+        request_id=request.request_id,
+        attempt=attempt,
+        index=index,
+        token=drawn.token,
+        finish_reason=finish.value if finish else "",
+        prefill_seconds=seconds,
+        cached_tokens=cached_tokens,
+        logprobs=logprobs_to_wire(drawn.logprobs) if drawn.logprobs else None,
+        prompt_logprobs=[logprobs_to_wire(entry) for entry in prompt_logprobs],
     )
 
 

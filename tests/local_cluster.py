@@ -22,7 +22,16 @@ from router.server import HealthReporter, InferenceService, build_server
 from router.state import WorkerTable
 from router.worker import WorkerInfo
 from tandem.clock import MonotonicClock
-from tandem.config import CacheConfig, ModelSource, PrefillConfig, RouterConfig, TransferConfig, TrustConfig, WorkerConfig
+from tandem.config import (
+    CacheConfig,
+    DecodeConfig,
+    ModelSource,
+    PrefillConfig,
+    RouterConfig,
+    TransferConfig,
+    TrustConfig,
+    WorkerConfig,
+)
 from tandem.measures import Measures
 from tandem.metrics import exposition
 from tandem.model.random_checkpoint import random_checkpoint
@@ -50,6 +59,7 @@ SMALL = WorkerConfig(
     trust=TrustConfig(SECRET),
     cache=CacheConfig(budget_bytes=64 << 20, max_sequences=8, block_size_tokens=16),
     prefill=PrefillConfig(chunk_tokens=64),
+    decode=DecodeConfig(local_prefill_tokens=0),  # every prompt, however short, is handed off
     threads=1,
 )
 

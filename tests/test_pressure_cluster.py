@@ -37,7 +37,7 @@ async def test_answers_that_outgrow_the_memory_are_those_of_one_process(way: str
         SMALL,
         model=source,
         cache=CacheConfig(block_size_tokens=BLOCK, budget_bytes=budget, max_sequences=NUM_SLOTS),
-        decode=DecodeConfig(overcommit=4.0, swap_gib=1.0 if way == "host" else 0.0),
+        decode=DecodeConfig(overcommit=4.0, swap_gib=1.0 if way == "host" else 0.0, local_prefill_tokens=0),
     )
     requests = [ask(number) for number in range(NUM_REQUESTS)]
     async with local_cluster(config=config) as cluster:

@@ -119,6 +119,7 @@ PURE = (
     "decode_worker/scheduler.py",
     "router/admission.py",
     "router/estimates.py",
+    "router/local_prefill.py",
     "router/placement.py",
     "router/prefixes.py",
     "controller/autoscale.py",

@@ -147,11 +147,12 @@ DASHBOARDS = (
         (
             Panel(
                 "Throughput",
-                "Prompt tokens computed, and found in the prefix cache, per second.",
+                "Prompt tokens computed, found in the prefix cache, and computed by decode workers (local), per second.",
                 "short",
                 [
                     ("computed", f"sum({_ONE} (rate(tandem_prefill_tokens_total{{{_matcher()}}}[$__rate_interval])))"),
                     ("found", f"sum({_ONE} (rate(tandem_prefix_cache_hit_tokens_total{{{_matcher()}}}[$__rate_interval])))"),
+                    ("local", f"sum({_ONE} (rate(tandem_local_prefill_tokens_total{{{_matcher()}}}[$__rate_interval])))"),
                 ],
             ),
             Panel(
@@ -208,14 +209,23 @@ DASHBOARDS = (
         (
             Panel(
                 "Bytes",
-                "Keys and values, and recurrent state, per second; and keys and values that decode workers held already.",
+                "Keys and values, and recurrent state, per second. Not sent: keys and values that decode workers held already, "
+                "and what they computed themselves.",
                 "Bps",
                 [
                     _worker_rate("transfer_bytes_total", "kind"),
                     ("held", f"sum({_ONE} (rate(tandem_transfer_held_bytes_total{{{_matcher()}}}[$__rate_interval])))"),
+                    ("local", f"sum(rate(tandem_local_prefill_saved_bytes_total{{{_matcher()}}}[$__rate_interval]))"),
                 ],
             ),
             Panel("Time in flight", "Mostly hidden behind compute.", "s", _worker_quantiles("transfer_seconds")),
+            Panel(
+                "Where prompts are computed",
+                "Attempts per second: shipped from a prefill worker, or local, on the decode worker itself. "
+                "A large part refused there: decode workers are fuller than routers think.",
+                "reqps",
+                [_rate("prompts_placed_total", "where")],
+            ),
             Panel(
                 "Rate of a hand-off",
                 "Bytes by seconds in flight. Far below the link: another transport than you think (tandem status).",

@@ -63,16 +63,20 @@ class LeaseTable:
 
     # ---- the writer's side asks ----
 
-    def reserve(self, request: Request, attempt: int, router_id: str, writer_id: str, *, may_share: bool = False) -> Lease:
+    def reserve(
+        self, request: Request, attempt: int, router_id: str, writer_id: str, *, may_share: bool = False, is_local: bool = False
+    ) -> Lease:
         """One slot and blocks for every position the request can reach, or with overcommit for those it starts with, all or
         nothing. Asking again for the same attempt gives the same lease, so that a caller whose first answer was lost can
         learn what it must release. may_share: its writer leaves out the blocks that are held already (`Lease.num_held`).
+        is_local: the decode loop is the writer, see `LeaseState.COMPUTING`; it writes every block, so none may be shared.
 
         Raises:
             InvalidRequest: it could never fit, even alone.
             NoRoom: too little is free now; says what. LeaseLost: its writer has abandoned the attempt, or is dead and
             nobody would ever release what it asks for.
         """
+        assert not (may_share and is_local), "what is computed here is written whole"
         claim, prefix = self._memory.claim(request), self._memory.prefix_of(request)
         with self._lock:
             key = (request.request_id, attempt)
@@ -106,7 +110,7 @@ class LeaseTable:
             )
             self._live[lease.id] = lease
             self._by_key[key] = lease.id
-            return lease
+            return self._move(lease, S.COMPUTING, "its prompt is computed here") if is_local else lease
 
     def writer_quiet(self, lease_id: str, epoch: int, writer_id: str, *, record_sent: bool = False) -> Lease:
         """The writer has no write in flight and will start none: what waits for it is freed. Once verified, a lease is the
@@ -171,6 +175,15 @@ class LeaseTable:
                 raise LeaseLost(f"lease {lease_id} is {lease.state.value}")
             self._memory.keep(lease)
             return self._move(lease, S.VERIFIED, "record verified")
+
+    def computed(self, lease_id: str, epoch: int) -> Lease:
+        """Its prompt was computed here, and is as good as one whose record was verified. Raises LeaseLost: it has ended."""
+        with self._lock:
+            lease = self._find_live(lease_id, epoch)
+            if lease.state is not S.COMPUTING:
+                raise LeaseLost(f"lease {lease_id} is {lease.state.value}, not computing")
+            self._memory.keep(lease)
+            return self._move(lease, S.VERIFIED, "its prompt was computed here")
 
     # ---- the decode loop acts ----
 
@@ -238,7 +251,8 @@ class LeaseTable:
 
     def abort(self, lease_id: str, cause: str) -> Lease:
         """End a lease early. While the writer may write, its memory goes to quarantine; after verification it is freed at once.
-        A *running* lease may be aborted only by the decode loop between two steps: a step in flight writes into its blocks.
+        A *running* or *computing* lease may be aborted only by the decode loop, and while no step of it is under way: such a
+        step writes into its blocks.
         A swapped one holds nothing; its copy is the decode loop's.
         For an ended lease nothing happens.
 
@@ -249,7 +263,7 @@ class LeaseTable:
             lease = self._find(lease_id, self.epoch)
             if lease.state in AWAITED_STATES:
                 return self._end(lease, S.ABORTED, cause) if lease.writer_finished else self._move(lease, S.QUARANTINED, cause)
-            if lease.state in (S.VERIFIED, S.RUNNING, S.SWAPPED):
+            if lease.state in (S.COMPUTING, S.VERIFIED, S.RUNNING, S.SWAPPED):
                 return self._end(lease, S.ABORTED, cause)
             return lease
 

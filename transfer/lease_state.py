@@ -35,14 +35,19 @@ class LeaseState(enum.Enum):
         reserved, receiving ──writer_quiet, writer_dead──▶ aborted
         running ◀──swap_in── swapped ◀──swap_out── running
                              swapped ──abort──▶ aborted
+        reserved ──(at once)──▶ computing ──computed──▶ verified
+                                computing ──abort──▶ aborted
 
     Memory is held in the upper row and in quarantine: a writer that was granted it may still be writing, one-sided, unseen.
     It is free in `released`, `aborted` and `expired`, which are final, and in `swapped`: the sequence waits in host memory
     for others to come. A verified lease's writer has finished, so from there on no quarantine is needed.
+
+    In `computing` the prompt is computed here: nobody else writes, no record is awaited, and nothing expires.
     """
 
     RESERVED = "reserved"
     RECEIVING = "receiving"
+    COMPUTING = "computing"
     VERIFIED = "verified"
     RUNNING = "running"
     SWAPPED = "swapped"
@@ -53,14 +58,15 @@ class LeaseState(enum.Enum):
 
 
 S = LeaseState
-LIVE_STATES = (S.RESERVED, S.RECEIVING, S.VERIFIED, S.RUNNING, S.SWAPPED, S.QUARANTINED)
+LIVE_STATES = (S.RESERVED, S.RECEIVING, S.COMPUTING, S.VERIFIED, S.RUNNING, S.SWAPPED, S.QUARANTINED)
 """Those that hold memory, or will again."""
 FINAL_STATES = (S.RELEASED, S.ABORTED, S.EXPIRED)
 AWAITED_STATES = frozenset({S.RESERVED, S.RECEIVING})
 """Those whose record has yet to come."""
 MOVES: dict[LeaseState, frozenset[LeaseState]] = {
-    S.RESERVED: frozenset({S.RECEIVING, S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
+    S.RESERVED: frozenset({S.RECEIVING, S.COMPUTING, S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
     S.RECEIVING: frozenset({S.VERIFIED, S.QUARANTINED, S.ABORTED, S.EXPIRED}),
+    S.COMPUTING: frozenset({S.VERIFIED, S.ABORTED}),
     S.VERIFIED: frozenset({S.RUNNING, S.ABORTED}),
     S.RUNNING: frozenset({S.RELEASED, S.ABORTED, S.SWAPPED}),
     S.SWAPPED: frozenset({S.RUNNING, S.ABORTED}),

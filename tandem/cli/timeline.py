@@ -24,7 +24,8 @@ class Span:
 
 
 def spans(finished: pb.Finished) -> list[Span]:
-    """Queue, prefill, hand-off, decode; the last two only when a decode worker took part."""
+    """Queue, prefill, hand-off, decode; the last two only when a decode worker took part, and no hand-off when that had
+    computed the prompt itself."""
     t, usage = finished.timings, finished.usage
     prefill_rate = _rate(usage.prompt_tokens, t.prefill)
     result = [
@@ -35,7 +36,9 @@ def spans(finished: pb.Finished) -> list[Span]:
         decoded = usage.completion_tokens - 1
         note = f"{finished.decode_worker} · {_tokens(decoded)}{_rate(decoded, t.decode)}"
         start = t.total - t.decode
-        result.append(Span("hand-off", t.ttft, max(start, t.ttft), f"{finished.prefill_worker} → {finished.decode_worker}"))
+        if finished.prefill_worker != finished.decode_worker:
+            way = f"{finished.prefill_worker} → {finished.decode_worker}"
+            result.append(Span("hand-off", t.ttft, max(start, t.ttft), way))
         result.append(Span("decode", start, t.total, note))
     return result
 

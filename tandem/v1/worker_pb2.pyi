@@ -233,6 +233,8 @@ class WorkerDescription(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     STATE_SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """never reused"""
     role: _builtins.str
@@ -246,6 +248,10 @@ class WorkerDescription(_message.Message):
     state_slots_total: _builtins.int
     metrics_address: _builtins.str
     """host:port of its own /metrics; empty: it has none"""
+    block_bytes: _builtins.int
+    """of one KV block, all attention layers"""
+    state_bytes: _builtins.int
+    """of one sequence's recurrent and convolution states, all layers"""
     @_builtins.property
     def model(self) -> Global___ModelIdentity: ...
     def __init__(
@@ -261,10 +267,12 @@ class WorkerDescription(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         state_slots_total: _builtins.int = ...,
         metrics_address: _builtins.str = ...,
+        block_bytes: _builtins.int = ...,
+        state_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kv_blocks_total", b"kv_blocks_total", "metrics_address", b"metrics_address", "model", b"model", "node", b"node", "pid", b"pid", "role", b"role", "state_slots_total", b"state_slots_total", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_bytes", b"block_bytes", "kv_blocks_total", b"kv_blocks_total", "metrics_address", b"metrics_address", "model", b"model", "node", b"node", "pid", b"pid", "role", b"role", "state_bytes", b"state_bytes", "state_slots_total", b"state_slots_total", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,6 +400,11 @@ class WorkerLoad(_message.Message):
     OVERCOMMIT_FIELD_NUMBER: _builtins.int
     BATCH_SHARE_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    RESERVE_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCAL_PREFILL_SHARE_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     queue: _builtins.int
     queue_tokens: _builtins.int
@@ -423,6 +436,16 @@ class WorkerLoad(_message.Message):
     """decode: reservations count the prompt and 1 / overcommit of the answer; 0: all of it"""
     batch_share: _builtins.float
     """decode: of blocks and of slots, the most that requests of class batch hold; absent: all"""
+    token_seconds: _builtins.float
+    """to compute one prompt token, as lately seen here; 0: not seen"""
+    reserve_seconds: _builtins.float
+    """prefill: from asking for a reservation to the answer, as lately seen; 0: not seen"""
+    step_tokens: _builtins.int
+    """prefill: most prompt tokens of a step, as it is now"""
+    local_prefill_tokens: _builtins.int
+    """decode: longest prompt that it computes itself; 0: none"""
+    local_prefill_share: _builtins.float
+    """decode: computing prompts may take this much of the time of a step, besides it"""
     @_builtins.property
     def leases(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by state; decode workers only"""
@@ -468,11 +491,16 @@ class WorkerLoad(_message.Message):
         overcommit: _builtins.float = ...,
         batch_share: _builtins.float | None = ...,
         evictions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        token_seconds: _builtins.float = ...,
+        reserve_seconds: _builtins.float = ...,
+        step_tokens: _builtins.int = ...,
+        local_prefill_tokens: _builtins.int = ...,
+        local_prefill_share: _builtins.float = ...,
         measured: _abc.Iterable[Global___MeasuredSeries] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share", "batch_share", b"batch_share", "busy_seconds", b"busy_seconds", "evictions", b"evictions", "kv_blocks_counted", b"kv_blocks_counted", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "lease_ages", b"lease_ages", "leases", b"leases", "leaving", b"leaving", "local_prefill_share", b"local_prefill_share", "local_prefill_tokens", b"local_prefill_tokens", "measured", b"measured", "oldest_wait_seconds", b"oldest_wait_seconds", "overcommit", b"overcommit", "pool_mismatches", b"pool_mismatches", "prefixes", b"prefixes", "queue", b"queue", "queue_tokens", b"queue_tokens", "reserve_seconds", b"reserve_seconds", "running", b"running", "state_slots_total", b"state_slots_total", "state_slots_used", b"state_slots_used", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "token_seconds", b"token_seconds", "transport", b"transport", "wasted_chunks", b"wasted_chunks", "worst_wasted_chunks", b"worst_wasted_chunks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_share: _TypeAlias = _typing.Literal["batch_share"]  # noqa: Y015
     _WhichOneofArgType__batch_share: _TypeAlias = _typing.Literal["_batch_share", b"_batch_share"]  # noqa: Y015
@@ -1119,20 +1147,30 @@ class DecodeCommand(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     hello: _builtins.str
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def prefill(self) -> Global___WireRequest:
+        """a short prompt: reserve for it and compute it here; no other worker has to do with it"""
+
+    @_builtins.property
+    def ask(self) -> Global___Ask: ...
     def __init__(
         self,
         *,
         hello: _builtins.str = ...,
         cancel: Global___Cancel | None = ...,
+        prefill: Global___WireRequest | None = ...,
+        ask: Global___Ask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "cancel", "prefill", "ask"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1148,6 +1186,9 @@ class DecodeEvents(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    STANDINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceReady]: ...
     @_builtins.property
@@ -1156,6 +1197,14 @@ class DecodeEvents(_message.Message):
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptFailed]: ...
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
+    @_builtins.property
+    def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillStarted]:
+        """of prompts that are computed here"""
+
+    @_builtins.property
+    def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]: ...
+    @_builtins.property
+    def standings(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStanding]: ...
     def __init__(
         self,
         *,
@@ -1163,10 +1212,13 @@ class DecodeEvents(_message.Message):
         tokens: _abc.Iterable[Global___SequenceTokens] | None = ...,
         failed: _abc.Iterable[Global___AttemptFailed] | None = ...,
         load: Global___WorkerLoad | None = ...,
+        started: _abc.Iterable[Global___PrefillStarted] | None = ...,
+        first_tokens: _abc.Iterable[Global___FirstToken] | None = ...,
+        standings: _abc.Iterable[Global___TaskStanding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "load", b"load", "ready", b"ready", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "first_tokens", b"first_tokens", "load", b"load", "ready", b"ready", "standings", b"standings", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,7 +1234,7 @@ class SequenceReady(_message.Message):
     request_id: _builtins.str
     attempt: _builtins.int
     handoff_exposed_seconds: _builtins.float
-    """prefill's last compute → verified here (one machine's clock; 0 across machines)"""
+    """prefill's last compute → verified here (one machine's clock; 0 across machines, and"""
     def __init__(
         self,
         *,

@@ -6,11 +6,13 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,7 @@ def traces() -> Iterator[Collector]:
 def up(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
     settings = folder / "settings.json"
-    settings.write_text(json.dumps({"worker": {"metrics_port": -1}}))
+    settings.write_text(json.dumps({"worker": {"metrics_port": -1, "decode": {"local_prefill_tokens": 2}}}))
     options = ("--config", str(settings), "--otlp-endpoint", traces.endpoint)
     cluster = Up(folder, *options, OTEL_BSP_SCHEDULE_DELAY="200")
     yield cluster
@@ -194,6 +196,29 @@ def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
     ]
     assert listening
     assert [(name, ip) for name, ip in listening if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
+
+
+def test_a_short_prompt_is_answered_while_there_is_no_prefill_worker(up: Up, address: str, http_address: str) -> None:
+    up.note_descendants()
+    ids = {worker["role"]: (worker["id"], worker["pid"]) for worker in status(address)["workers"]}
+    psutil.Process(ids["prefill"][1]).kill()
+
+    def told() -> inference_pb2.Finished:
+        with grpc.insecure_channel(address) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            message = inference_pb2.GenerateRequest(text="a", max_new_tokens=4, ignore_eos=True)
+            finished: inference_pb2.Finished = list(stub.Generate(message, timeout=60))[-1].finished
+        return finished
+
+    def answered_by_decode() -> inference_pb2.Finished | None:
+        finished = told()
+        return finished if finished.prefill_worker == finished.decode_worker == ids["decode"][0] else None
+
+    finished = eventually(answered_by_decode, 10)
+    assert finished, up.stderr()
+    assert (finished.usage.completion_tokens, finished.timings.handoff_exposed) == (4, 0.0)
+    with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=10) as answered:
+        assert re.search(r'tandem_prompts_placed_total{where="local"} [1-9]', answered.read().decode())
 
 
 @pytest.mark.parametrize(("role", "how", "told"), [("decode", signal.SIGKILL, "lost"), ("prefill", signal.SIGTERM, "drained")])

@@ -527,3 +527,16 @@ def test_batch_keeps_its_share_of_the_tokens_while_interactive_prompts_have_work
     steps = [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps]
     assert steps[0] == [8]
     assert sum(sum(step) for step in steps[1:]) == 72
+
+
+def test_the_load_tells_the_pace_of_prompts_and_of_reservations_that_found_room_at_once(bench: Bench) -> None:
+    assert (bench.loop.load().token_seconds, bench.loop.load().reserve_seconds) == (0.0, 0.0)
+    first, second = bench.place("a", 4), bench.place("b", 4)
+    bench.turn()
+    bench.clock.advance(0.05)
+    bench.grant(first)
+    bench.turn()
+    bench.clock.advance(5.0)  # it waited for room, as the prompt would anywhere
+    bench.grant(second)
+    bench.turn()
+    assert bench.loop.load().reserve_seconds == pytest.approx(0.05)

@@ -140,6 +140,11 @@ def test_a_request_without_decode_has_no_such_bars() -> None:
     assert "2 attempts" in text
 
 
+def test_a_prompt_computed_where_its_answer_is_written_has_no_hand_off() -> None:
+    names = [line.split("│")[0].strip() for line in draw(finished(decode_worker="p"), colour=False).splitlines()[:3]]
+    assert names == ["queue", "prefill", "decode"]
+
+
 def test_a_timeline_of_nothing_is_still_drawn() -> None:
     assert draw(pb.Finished(), colour=True)
 

@@ -125,6 +125,33 @@ async def test_decode_events_and_failures_arrive_with_the_load() -> None:
         assert it.handle.load == WorkerLoad(queue=1, state_slots_used=3, leases={"running": 3})
 
 
+async def test_a_prompt_for_the_decode_worker_itself_goes_over_its_session_and_so_do_its_events() -> None:
+    async with session(DECODE) as it:
+        key = ("r", 3)
+        it.handle.subscribe(key, it.events.append)
+        it.handle.submit(REQUEST, 3, "d0")
+        it.handle.ask(key)
+        await until(lambda: len(it.worker.commands) == 3)
+        _, placed, asked = it.worker.commands
+        assert isinstance(placed, pb.DecodeCommand)
+        assert (placed.prefill.request_id, placed.prefill.attempt, list(placed.prefill.prompt)) == ("r", 3, [1, 2])
+        assert (asked.ask.request_id, asked.ask.attempt) == key
+        events = pb.DecodeEvents(
+            standings=[pb.TaskStanding(request_id="r", attempt=3)],
+            tokens=[pb.SequenceTokens(request_id="r", attempt=3, index=2, tokens=[8])],
+            ready=[pb.SequenceReady(request_id="r", attempt=3)],
+            first_tokens=[pb.FirstToken(request_id="r", attempt=3, index=1, token=7)],
+            started=[pb.PrefillStarted(request_id="r", attempt=3)],
+            load=pb.WorkerLoad(token_seconds=0.5, reserve_seconds=0.25, local_prefill_tokens=8, local_prefill_share=0.125),
+        )
+        await it.say(events, lambda: len(it.events) == 5)
+        assert it.events == [PrefillStarted(), FirstToken(1, 7), Ready(0.0), Tokens(2, (8,)), Standing(False)]
+        load = it.handle.load
+        assert load is not None
+        told = (load.token_s, load.reserve_s, load.local_prefill_tokens, load.local_prefill_share)
+        assert told == (0.5, 0.25, 8, 0.125)
+
+
 async def test_no_event_comes_after_unsubscribing() -> None:
     async with session(DECODE) as it:
         it.handle.subscribe(("r", 1), it.events.append)

@@ -75,8 +75,11 @@ class Bench:
         slots: int = 8,
         callers: Callers | None = None,
         tracer: Tracer = NO_TRACER,
+        local_prefill_tokens: int = 0,
     ) -> None:
-        self.cluster = FakeCluster(MODEL, num_prefill, num_decode, script, slots=slots)
+        self.cluster = FakeCluster(
+            MODEL, num_prefill, num_decode, script, slots=slots, local_prefill_tokens=local_prefill_tokens
+        )
         self.ended: list[Job] = []
         self.measures = Measures()
         self.pipeline = Pipeline(

@@ -84,7 +84,11 @@ class Cluster:
                 checkpoint_every_tokens=scenario.checkpoint_every,
             ),
             decode=DecodeConfig(
-                max_batch=scenario.max_batch, lease_ttl_s=6.0, overcommit=scenario.overcommit, swap_gib=scenario.swap_gib
+                max_batch=scenario.max_batch,
+                lease_ttl_s=6.0,
+                overcommit=scenario.overcommit,
+                swap_gib=scenario.swap_gib,
+                local_prefill_tokens=scenario.local_prefill_tokens,
             ),
             transfer=TransferConfig(poll_interval_s=0.01, timeout_s=WRITE_TIMEOUT_S, overlap=scenario.overlap),
         )

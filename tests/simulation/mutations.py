@@ -12,6 +12,7 @@ from unittest import mock
 import xxhash
 
 import transfer.receiver
+from decode_worker.local_prefill import LocalPrefill
 from decode_worker.loop import DecodeLoop
 from decode_worker.worker import DecodeWorker
 from prefill_worker.endings import Endings
@@ -282,6 +283,40 @@ def _early_cancels_are_forgotten() -> AbstractContextManager[object]:
     return mock.patch.object(LeaseTable, "find_or_refuse", LeaseTable.find)
 
 
+def _local_prompts_are_computed_for_nobody() -> AbstractContextManager[object]:
+    """A decode worker computes prompts whose memory it has given back."""
+    return mock.patch.object(LocalPrefill, "forget", return_value=set())
+
+
+def _local_prompts_begin_from_what_is_there() -> AbstractContextManager[object]:
+    """A prompt that is computed on the decode worker starts from the state that its slot's last owner left."""
+    compute = LocalPrefill._compute
+
+    def stale(self: LocalPrefill, lease: Lease, *rest: Any) -> Any:
+        engine = self.engine
+        forward = engine.forward
+
+        def from_there(chunks: Any, on_layer: Any = None) -> Any:
+            return forward([dataclasses.replace(c, context_tokens=max(1, c.context_tokens)) for c in chunks], on_layer)
+
+        with mock.patch.object(engine, "forward", from_there):
+            return compute(self, lease, *rest)
+
+    return mock.patch.object(LocalPrefill, "_compute", stale)
+
+
+def _memory_of_a_local_prompt_is_free_too_soon() -> AbstractContextManager[object]:
+    """Others get the memory of a prompt as soon as it is computed, and its answer goes on in it."""
+    computed = LeaseTable.computed
+
+    def hasty(self: LeaseTable, lease_id: str, epoch: int) -> Lease:
+        lease = computed(self, lease_id, epoch)
+        self._memory.free(lease)
+        return lease
+
+    return mock.patch.object(LeaseTable, "computed", hasty)
+
+
 _EARLY_LEAVERS = tuple(
     Ask(0.1 * place, tuple(range(place, 12 + place)), 28, leaves_after_s=0.25 + 0.05 * place) for place in range(1, 11)
 )
@@ -310,6 +345,8 @@ _TORN = tuple(Reset(0.1 + 0.03 * place, _PREFILL, _DECODE) for place in range(30
 _HUNG = Faults(delay_s=(0.0, 0.4), write_hangs=0.15, hang_s=4.0)
 _PRESSED = Scenario(0, blocks={"prefill": 48, "decode": 24}, overcommit=20.0, asks=_asks(6, 8, 60))
 _ALIKE = tuple(Ask(0.05 * place, (*range(20), place), 8) for place in range(1, 9))
+_LOCAL = Scenario(0, asks=_asks(6, 10, 12), local_prefill_tokens=96)
+_LOCAL_LEAVERS = tuple(dataclasses.replace(ask, at_s=0.1 + 0.001 * i, leaves_after_s=0.03) for i, ask in enumerate(_LOCAL.asks))
 _TWO_DEATHS = (Kill(0.4, "prefill", 0), Kill(0.6, "prefill", 1))
 
 MUTATIONS: dict[str, Mutation] = {
@@ -371,6 +408,13 @@ MUTATIONS: dict[str, Mutation] = {
         _shared_before_it_is_there, f"{_MEMORY}|{_ANSWER}", Scenario(0, num_prefill=2, asks=_ALIKE, faults=_SLOW)
     ),
     "held blocks are written": Mutation(_held_blocks_are_written, _MEMORY, Scenario(0, asks=_ALIKE, faults=_SLOW)),
+    "local prompts for nobody": Mutation(
+        _local_prompts_are_computed_for_nobody, r"the thread steps ended", dataclasses.replace(_LOCAL, asks=_LOCAL_LEAVERS)
+    ),
+    "local prompts on a stale state": Mutation(_local_prompts_begin_from_what_is_there, _ANSWER, _LOCAL),
+    "memory of a local prompt is free too soon": Mutation(
+        _memory_of_a_local_prompt_is_free_too_soon, rf"{_ANSWER}|{_MEMORY}|{_LEAK}|the thread steps ended", _LOCAL
+    ),
     "one token too many": Mutation(_late_tokens_after_the_end, _ANSWER, Scenario(0, asks=_asks(6))),
 }
 """By what the rule is."""

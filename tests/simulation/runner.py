@@ -102,7 +102,8 @@ def _check_gone(cluster: Cluster, client: Client) -> None:
     for worker in cluster.site.alive("decode"):
         loop = worker.worker._loop
         sequences = [*loop._running, *(away.sequence for away in loop._residency._away)]
-        if any(is_its(sequence.lease.request.request_id) for sequence in sequences):
+        leases = [*loop.local.waiting, *(sequence.lease for sequence in sequences)]
+        if any(is_its(lease.request.request_id) for lease in leases):
             cluster.world.complain(f"{worker.worker_id} still computes for client {client.number}, which is gone")
 
 
@@ -173,6 +174,7 @@ def _held_by(worker: WorkerProcess) -> list[str]:
     else:
         loop, leases = worker.worker._loop, worker.worker._leases
         held += [f"{name}: {len(there)}" for name in ("_verified", "_running") if (there := getattr(loop, name))]
+        held += [f"prompts to compute: {loop.local.num_waiting}"] if loop.local.num_waiting else []
         held += [f"in host memory: {loop._residency.num_away}"] if loop._residency.num_away else []
         held += [
             f"lease {lease.id[:6]} of {lease.request.request_id}/{lease.attempt} for {lease.writer_id}: "

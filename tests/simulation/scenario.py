@@ -138,7 +138,8 @@ Act = Kill | Terminate | Freeze | Stall | Cut | Reset | FailStep | RestartRouter
 class Scenario:
     """seed: of all chance while it runs. blocks, slots: by role. max_queue: of a router and of a prefill worker. checkpoints:
     recurrent states that a prefill worker keeps, one every `checkpoint_every` tokens. faults hold until `faults_until_s`.
-    overcommit, swap_gib: of decode workers; above 1 sequences outgrow their memory."""
+    overcommit, swap_gib: of decode workers; above 1 sequences outgrow their memory. local_prefill_tokens: longest prompt that a
+    decode worker may compute itself; most of them then are."""
 
     seed: int
     num_prefill: int = 1
@@ -159,6 +160,7 @@ class Scenario:
     faults_until_s: float = LAST_ACT_S
     overcommit: float = 1.0
     swap_gib: float = 1.0
+    local_prefill_tokens: int = 0
 
     @property
     def is_calm(self) -> bool:
@@ -213,7 +215,8 @@ def draw(chance: random.Random) -> Scenario:
         faults=_faults(chance),
         faults_until_s=chance.uniform(0.5, LAST_ACT_S),
     )
-    return _pressed(chance, drawn) if chance.random() < 0.15 else drawn
+    drawn = _pressed(chance, drawn) if chance.random() < 0.15 else drawn
+    return replace(drawn, local_prefill_tokens=chance.choice((0, 0, BLOCK, 3 * BLOCK, MAX_CONTEXT)))
 
 
 def _pressed(chance: random.Random, drawn: Scenario) -> Scenario:

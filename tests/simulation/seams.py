@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import router.placement
 import tandem.rpc
 from decode_worker import worker as decode_module
 from prefill_worker import worker as prefill_module
@@ -23,6 +24,7 @@ __all__ = ["patched"]
 
 _ROOMS = ("tandem", "transfer", "router", "controller", "prefill_worker", "decode_worker")
 _EXPECTED = "scripted failure of a step"
+_LOCAL_PART = 0.7
 
 
 @contextlib.contextmanager
@@ -41,11 +43,17 @@ def patched(world: World, network: Network, tell: Callable[[str], None] | None) 
         mock.patch.object(decode_module, "MonotonicClock", return_value=world.clock),
         mock.patch.object(POOLS, "_sources", []),
         mock.patch.object(MEASURED, "_sources", []),
+        mock.patch.object(router.placement, "is_local_better", _by_chance(world.random("places"))),
         _seeded_secrets(world.random("secrets")),
         _errors_are_violations(world, tell),
         _no_collection(),
     ):
         yield
+
+
+def _by_chance(chance: random.Random) -> Callable[[object, object], bool]:
+    """Steps take no virtual time here, so there is nothing to compare."""
+    return lambda shipped, local: chance.random() < _LOCAL_PART
 
 
 @contextlib.contextmanager

@@ -170,7 +170,9 @@ class WorkerProcess:
             reader = DecodeWorker(self.worker_id, site.config, self.engine, agent)  # type: ignore[arg-type]
             site.watch.decode(reader)
             steps = reader._loop
-            busy = lambda: bool(steps._running or steps._verified or steps._residency.num_away)  # noqa: E731
+            busy = lambda: bool(  # noqa: E731
+                steps._running or steps._verified or steps._residency.num_away or steps.local.waiting
+            )
             self._become(reader, reader._receiver, reader._receiver.step, busy)
             service = DecodeService(reader)
             descriptor = pb.DESCRIPTOR.services_by_name["DecodeWorker"]

@@ -160,6 +160,37 @@ def test_memory_of_an_aborted_lease_waits_for_its_writer(state: LeaseState) -> N
     assert leases.check() == []
 
 
+def test_a_lease_whose_prompt_is_computed_here_awaits_no_record_and_never_expires() -> None:
+    leases, clock = table()
+    lease = leases.reserve(request(request_id="r"), 1, "router", "d", is_local=True)
+    assert (lease.state, leases.num_awaited) == (S.COMPUTING, 0)
+    clock.advance(1e6)
+    assert leases.expire(clock.now()) == []
+    assert leases.write_seen(lease.id, EPOCH).state is S.COMPUTING
+    assert leases.writer_quiet(lease.id, EPOCH, "d").state is S.COMPUTING
+    assert leases.writer_dead("d") == []
+    with pytest.raises(LeaseLost, match="computing"):
+        leases.verified(lease.id, EPOCH)
+    with pytest.raises(LeaseLost, match="computing"):
+        leases.start_running(lease.id, EPOCH)
+    assert leases.computed(lease.id, EPOCH).state is S.VERIFIED
+    leases.start_running(lease.id, EPOCH)
+    assert leases.release(lease.id, EPOCH)
+    assert free(leases)
+
+
+def test_only_a_lease_whose_prompt_is_computed_here_becomes_computed() -> None:
+    leases, _ = table()
+    with pytest.raises(LeaseLost, match="not computing"):
+        leases.computed(reserve(leases).id, EPOCH)
+
+
+def test_memory_of_a_lease_whose_prompt_is_computed_here_is_free_at_once_when_aborted() -> None:
+    leases, _ = table()
+    leases.abort(leases.reserve(request(request_id="r"), 1, "router", "d", is_local=True).id, "client went away")
+    assert free(leases)
+
+
 @pytest.mark.parametrize("state", [S.VERIFIED, S.RUNNING])
 def test_memory_of_a_verified_lease_is_free_at_once_when_aborted(state: LeaseState) -> None:
     leases, _ = table()
@@ -234,6 +265,7 @@ def test_a_dead_writer_frees_all_that_waited_for_it_and_nothing_else() -> None:
     assert leases.counts_by_state() == {
         "reserved": 1,
         "receiving": 0,
+        "computing": 0,
         "verified": 1,
         "running": 0,
         "swapped": 0,
