@@ -44,24 +44,11 @@ def test_recalled_words_stand_earlier_in_the_conversation() -> None:
     for seed in range(60):
         made = document(random.Random(seed), 256)
         for word in _spans(made.text, made.kinds, Kind.RECALL):
-            if word in ("nobody", "no"):
+            if word == "not":
                 continue
             assert made.text.count(word) >= 2, (seed, word)
             checked += 1
     assert checked > 50
-
-
-def test_in_a_recital_only_what_was_told_is_worth_a_loss() -> None:
-    """Which fact comes next is chance, how it goes on is not."""
-    recitals = 0
-    for seed in range(60):
-        made = document(random.Random(f"recital {seed}"), 256)
-        for turn in re.finditer(r"all that you know\.<\|im_end\|>\n<\|im_start\|>assistant\n(.*?)<\|im_end\|>", made.text):
-            kinds = made.kinds[turn.start(1) : turn.end(1)]
-            assert set(kinds) <= {Kind.CONTEXT, Kind.RECALL}
-            assert all(word in made.text[: turn.start(1)] for word in _spans(turn[1], kinds, Kind.RECALL))
-            recitals += 1
-    assert recitals > 5
 
 
 def test_the_decisive_words_end_the_answer() -> None:

@@ -63,11 +63,10 @@ class Writer:
         self.parts.append((f"{IM_START}{role}\n{text}{IM_END}\n", Kind.CONTEXT))
         self.tokens += estimated_tokens(text) + 5
 
-    def assistant(self, marked: str, kind: str, plain: Kind = Kind.ANSWER) -> None:
-        """marked: the answer with brackets around its decisive words, which take the class of `kind`. plain: the others'."""
+    def assistant(self, marked: str, kind: str) -> None:
+        """marked: the answer with brackets around its decisive words, which take the class of `kind`."""
         self.parts.append((f"{IM_START}assistant\n", Kind.CONTEXT))
-        if kind == "prose":
-            plain = Kind.PROSE
+        plain = Kind.PROSE if kind == "prose" else Kind.ANSWER
         for i, piece in enumerate(re.split(r"[\[\]]", marked)):
             self.parts.append((piece, _MARKED[kind] if i % 2 else plain))
         self.parts.append((IM_END, Kind.ANSWER))
@@ -106,8 +105,6 @@ def _level(length: int) -> _Level:
 
 
 _ASKED_TOKENS = 16  # of a question with its answer
-_RECITED_TOKENS = 8  # of a fact in a recital
-_RECITED = 0.5  # of rounds
 _ASKED_TOGETHER = (1, 1, 2, 4)  # the most questions of a turn: a conversation's habit
 
 
@@ -126,12 +123,10 @@ def _facts_conversation(rng: random.Random, length: int, focus: float) -> Docume
 
 
 def _round(rng: random.Random, writer: Writer, world: World, known: list[Fact], limit: int, length: int) -> None:
-    """Tell some facts, have them recited, ask about all that is known by now."""
     budget = limit - writer.tokens
     level = _level(length)
     telling = max(int(budget * (1.0 - rng.uniform(*level.asked_share))), 8)
-    recites = rng.random() < _RECITED
-    most = max(1, min(telling // 8, (budget - telling) // _RECITED_TOKENS if recites else level.most_facts))
+    most = max(1, min(telling // 8, level.most_facts))
     facts = [fact for _ in range(rng.randint((most + 1) // 2, most)) if (fact := world.fact()) is not None]
     told = [fact.statement for fact in facts]
     talk: list[str] = []
@@ -142,32 +137,6 @@ def _round(rng: random.Random, writer: Writer, world: World, known: list[Fact], 
     known.extend(facts)
     opening = " ".join(_arranged(rng, told, talk))
     pending = opening + (" " if rng.random() < 0.7 else "\n") if opening else ""
-    if recites and facts:
-        writer.user(pending + rng.choice(_RECITE))
-        writer.assistant(_recital(rng, facts, limit - writer.tokens), "recall", Kind.CONTEXT)
-        pending = ""
-    if not pending and writer.tokens + 10 + _ASKED_TOKENS > limit:
-        return
-    _ask(rng, writer, world, known, pending, limit)
-
-
-_RECITE = ("Tell me what you know.", "What do you know?", "Say all that you know.")
-
-
-def _recital(rng: random.Random, facts: list[Fact], room: int) -> str:
-    """Each fact once, as the answer to one of its questions. Which comes next is chance; how it goes on was told."""
-    said: list[str] = []
-    for fact in rng.sample(facts, len(facts)):
-        _, answer = rng.choice(fact.questions)
-        room -= estimated_tokens(answer)
-        if said and room < 0:
-            break
-        said.append(answer)
-    return " ".join(said)
-
-
-def _ask(rng: random.Random, writer: Writer, world: World, known: list[Fact], pending: str, limit: int) -> None:
-    """Questions and answers until `limit`; the first follows the text that is pending."""
     questions: list[tuple[str, str]] = []
     together = rng.choice(_ASKED_TOGETHER)
     while True:

@@ -57,18 +57,17 @@ class World:
     def unknown(self) -> tuple[str, str] | None:
         """A question about something nobody told, and its answer.
 
-        It begins as the answer would if it had been told: whether it was is decided where it would be said, by the same look
-        at the text, and not by the first word.
+        Its first word is not marked: weighing it above the first word of the other answers would teach to say it in doubt.
         """
         rng = self.rng
         colour, thing, place = rng.choice(COLOURS), rng.choice(OBJECTS), rng.choice(OBJECTS)
         if rng.random() < 0.5:
             if ("has", f"{colour} {thing}") in self.used:
                 return None
-            return f"Who has the {colour} {thing}?", f"The {colour} {thing} is with [nobody] I know."
+            return f"Who has the {colour} {thing}?", f"I do [not] know who has the {colour} {thing}."
         if ("at", place) in self.used:
             return None
-        return f"Where is the {place}?", f"The {place} is in [no] place I know."
+        return f"Where is the {place}?", f"I do [not] know where the {place} is."
 
 
 _MADE_UP_SHARE = 0.06

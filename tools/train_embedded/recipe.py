@@ -10,7 +10,7 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 5000
+STEPS = 3680
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
@@ -24,8 +24,8 @@ CURRICULUM = (
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
 CONTEXT_SHARE = 0.25
 
-# The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step, and it learns fast.
-MTP_FROM = 2500
+# The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step.
+MTP_FROM = 1350
 MTP_WEIGHT = 0.3
 
 # What the user says is mostly chance; what must be looked up decides the model's worth.
