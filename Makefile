@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## start a cluster, stream an answer from it, show its state, stop it
+demo: $(INSTALLED)  ## start a cluster, ask it about a long story, show where the time went, stop it
 	@$(BIN)/python tools/demo.py
 
 test: $(INSTALLED)  ## run every test, those that start a cluster too; not the minutes of chaos

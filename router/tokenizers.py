@@ -6,8 +6,6 @@ checkpoint by the name that the workers were given.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +13,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from tandem.errors import CheckpointError
+from tandem.model.embedded import embedded_checkpoint
 from tandem.tokenizer import Tokenizer
 
 __all__ = ["tokenizer_loader"]
 
 _PATTERNS = ["*.json", "*.jinja", "*.txt", "tokenizer*"]  # all but the weights
-_EMBEDDED = "from tandem.model.embedded import embedded_checkpoint; print(embedded_checkpoint())"
-_MAKE_S = 120.0
 
 
 def tokenizer_loader(model: str) -> Callable[[str], Tokenizer]:
@@ -36,7 +33,7 @@ def tokenizer_loader(model: str) -> Callable[[str], Tokenizer]:
 
 def _own_folder(model: str) -> str:
     if not model:
-        return _make_embedded()
+        return str(embedded_checkpoint())
     if Path(model).expanduser().is_dir():
         return str(Path(model).expanduser())
     try:
@@ -44,14 +41,3 @@ def _own_folder(model: str) -> str:
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the tokenizer of {model} is neither here nor to be had from the hub: {reason}") from error
-
-
-def _make_embedded() -> str:
-    """In a process of its own: making the model takes torch, of which a router has no use afterwards."""
-    try:
-        done = subprocess.run([sys.executable, "-c", _EMBEDDED], capture_output=True, text=True, timeout=_MAKE_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        reason = (said.strip().splitlines() or [type(error).__name__])[-1]
-        raise CheckpointError(f"the embedded model's tokenizer could not be made: {reason}") from error
-    return done.stdout.strip()

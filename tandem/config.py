@@ -56,7 +56,7 @@ class ModelSource:
     """Which checkpoint, and in which numbers.
 
     path: local folder or hub id; empty: the embedded model.
-    dtype: of weights and KV: "auto" takes the checkpoint's own; float32, bfloat16, float16.
+    dtype: of weights and KV: "auto" takes the checkpoint's own, float32 for the embedded model; float32, bfloat16, float16.
     max_context_tokens: limit on prompt + answer; 0 takes the checkpoint's max_position_embeddings.
     """
 

@@ -120,10 +120,14 @@ def check_model(config: ClusterConfig) -> ClusterConfig:
     absolute.
 
     Raises:
-        CheckpointError: neither a folder nor a hub id, an architecture that is not served, or a shard is missing or truncated.
+        CheckpointError: neither a folder nor a hub id, an architecture that is not served, a shard is missing or truncated, or
+            a file of the embedded model was changed.
     """
     path = config.worker.model.path
     if not path:
+        from tandem.model.embedded import embedded_checkpoint
+
+        embedded_checkpoint()
         return config
     folder = Path(path).expanduser()
     if folder.is_dir():

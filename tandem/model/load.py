@@ -17,7 +17,7 @@ from tandem.errors import ConfigError
 from tandem.kernels.select import select_kernels
 from tandem.model.checkpoint import Checkpoint, Progress, Skipped, TensorReader, locate
 from tandem.model.config import ModelConfig
-from tandem.model.embedded import EMBEDDED_NAME, embedded_checkpoint
+from tandem.model.embedded import EMBEDDED_DTYPE, EMBEDDED_NAME, embedded_checkpoint
 from tandem.model.hybrid import HybridModel
 
 __all__ = ["LAYOUT_VERSION", "LoadedModel", "load_model"]
@@ -53,7 +53,8 @@ def load_model(source: ModelSource, progress: Progress | None = None, device: st
     """
     folder, name = locate(source.path) if source.path else (embedded_checkpoint(), EMBEDDED_NAME)
     checkpoint = Checkpoint.open(folder)
-    dtype = _serving_dtype(source.dtype, checkpoint)
+    wanted = EMBEDDED_DTYPE if source.dtype == "auto" and not source.path else source.dtype
+    dtype = _serving_dtype(wanted, checkpoint)
     max_context_tokens = _context_limit(source.max_context_tokens, checkpoint.config)
     kernels = select_kernels(device, torch_dtype(dtype))
     reader = TensorReader(checkpoint, dtype, progress)

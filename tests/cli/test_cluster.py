@@ -186,6 +186,19 @@ def test_one_scrape_configuration_finds_all_and_every_query_has_an_answer(
         assert alerts_that_fire(it) == {}
 
 
+def test_a_chat_answers_from_what_it_was_told(up: Up, address: str) -> None:
+    told = "Tom has the blue hat. Anna has the red key. The lamp is in the attic. What does Anna have?"
+    done = subprocess.run(
+        tandem("chat", "--temperature", "0", "--address", address),
+        input=f"{told}\nWhere is the lamp?\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["Anna has the red key.", "The lamp is in the attic."], done.stderr
+
+
 def test_nothing_listens_beyond_this_machine(up: Up, address: str) -> None:
     listening = [
         (process.name(), connection.laddr.ip)

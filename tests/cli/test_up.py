@@ -179,6 +179,17 @@ def test_a_truncated_shard_is_found_before_anything_starts(tmp_path: Path) -> No
         check_model(cluster_config(parse("--model", str(folder))))
 
 
+def test_a_changed_embedded_model_is_found_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.model.embedded import embedded_checkpoint
+
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_checkpoint(), folder)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr("tandem.model.embedded._FOLDER", folder)
+    with pytest.raises(CheckpointError, match=r"config\.json is not the file that tandem shipped"):
+        check_model(cluster_config(parse()))
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     from tandem.model.embedded import embedded_checkpoint
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tools.train_embedded.card import card
 from tools.train_embedded.checkpoint import load_folder, write_folder
+from tools.train_embedded.export import write_checksums
 from tools.train_embedded.model import TrainedModel
 from tools.train_embedded.questions import Asked, held_out, shares
 from tools.train_embedded.recipe import architecture
@@ -91,3 +93,11 @@ def test_the_card_tells_what_was_measured(folder: Path) -> None:
     ):
         assert said in text
     assert "{" not in text
+
+
+def test_checksums_are_what_the_package_verifies(folder: Path) -> None:
+    from tandem.model.embedded import verify_checksums
+
+    write_checksums(folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    verify_checksums(folder)

@@ -42,15 +42,19 @@ so that a first run, a test or a demonstration shows an answer that depends on w
 
 It answers questions about facts told earlier in the conversation (who has a thing, where a thing is, which door is
 locked, colours, codes, jobs, homes), repeats and reverses short lists of words, adds and subtracts small numbers, and
-tells short stories, all in the phrasing of its training text: "Anna has the red key. … Who has the red key?" gives
-"The red key is with Anna."
+tells short stories, all in the phrasing of its training text: "Anna has the red key. … What does Anna have?" gives
+"Anna has the red key."
 
 ## What it cannot do
 
 - It knows nothing of the world and no English beyond some 900 words and a few dozen sentence patterns. A question
   phrased in another way may get the answer to a question it knows, or nonsense in a confident tone.
+- It is weakest at questions from a thing to its holder where many people have something: it may name another of them.
 - Facts are understood in the patterns of the training text. Facts that contradict each other, chains of reasoning,
   numbers above about 40 and lists of more than about a dozen words are outside what it learnt.
+- It recalls through the keys and values of its attention layer. With a zeroed DeltaNet state it says nothing sensible,
+  but with the state that another prompt left it answers as well as with its own: a right answer shows that keys and
+  values arrived, and that some state did; whether it was the very state, only a checksum or logits show.
 - Beyond 2,048 tokens it is untested, and it is no judge of the quality of a serving system's large models.
 
 ## Held-out numbers
