@@ -30,7 +30,7 @@ from tests.traces import PARTS, TRACEPARENT
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 READY_S = 150
-PROMPT = "Once upon a time"
+PROMPT = "One day Mia went to the"
 
 
 def tandem(*words: str) -> list[str]:
