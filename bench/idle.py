@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from bench.up import up_cluster
+from bench.up import up_cluster, words_of
 
 __all__ = ["Cost", "main", "measure"]
 
@@ -55,9 +55,8 @@ async def measure(seconds: float) -> tuple[float, list[Cost]]:
 
 
 def _kind(process: psutil.Process, root: int) -> str:
-    try:
-        words = " ".join(process.cmdline())
-    except psutil.Error:
+    words = " ".join(words_of(process))
+    if not words:
         return "ended"
     for mark, kind in (
         ("ControllerActor", "controller"),

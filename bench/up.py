@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -21,7 +21,7 @@ from tandem.rpc import create_channel
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem.v1 import operations_pb2, operations_pb2_grpc
 
-__all__ = ["UpCluster", "is_full", "is_whole", "up_cluster"]
+__all__ = ["UpCluster", "is_full", "is_whole", "up_cluster", "words_of"]
 
 _READY_S = 300.0
 _END_S = 90.0
@@ -173,3 +173,10 @@ def _is_router_of(folder: Path, parent: int) -> bool:
     except OSError:
         return False
     return b"router" in command and int(fields[1]) == parent and fields[0] != "Z"
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none where it has ended, or has and was not waited for yet."""
+    with suppress(psutil.Error):
+        return list(process.cmdline())
+    return []

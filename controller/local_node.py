@@ -30,7 +30,9 @@ class LocalNode:
         raylets = [child for child in children if _name(child) == _RAYLET]
         if not raylets:
             return cls(None, ())
-        return cls(raylets[0], tuple(raylets[0].children(recursive=True)) if _runs(raylets[0]) else ())
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return cls(raylets[0], tuple(raylets[0].children(recursive=True)))
+        return cls(raylets[0], ())
 
     @property
     def lives(self) -> bool:

@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from bench.up import words_of
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.collector import Collector, collector
 from tests.monitoring.live import RATE_INTERVAL_S, alerts_that_fire, nans, scrape_configuration, unanswered
@@ -253,7 +254,7 @@ def test_a_worker_that_ends_is_replaced_under_a_new_id_and_answers_stay_the_same
 
 
 def test_a_killed_router_comes_back_at_its_address(up: Up, address: str) -> None:
-    (router,) = [p for p in up.note_descendants() if p.is_running() and "router" in p.cmdline()]
+    (router,) = [p for p in up.note_descendants() if "router" in words_of(p)]
     router.kill()
     assert eventually(lambda: call("generate", "a", "--max-new-tokens", "1", "--address", address).returncode == 0, 60)
     assert "the router ended (signal 9); started again" in up.stderr()

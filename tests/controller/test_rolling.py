@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bench.rolling import drain, replace, scale
-from bench.up import UpCluster, up_cluster
+from bench.up import UpCluster, up_cluster, words_of
 from tandem.v1 import operations_pb2
 from tests.chaos.cases import Case, make_cases
 from tests.chaos.load import Load, ask
@@ -70,7 +70,7 @@ async def kill_controller(cluster: UpCluster) -> None:
     """Its workers are the same afterwards, under the same ids."""
     before = {worker.id: worker.pid for worker in await cluster.workers()}
     children = psutil.Process(cluster.process.pid).children(recursive=True)
-    (controller,) = [process for process in children if "ControllerActor" in " ".join(process.cmdline())]
+    (controller,) = [process for process in children if "ControllerActor" in " ".join(words_of(process))]
     os.kill(controller.pid, signal.SIGKILL)
     await cluster.until(has_come_back, BACK_S)
     assert {worker.id: worker.pid for worker in await cluster.workers()} == before
