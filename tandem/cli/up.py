@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from tandem.secret import Secret
 from tandem.tracing import require_tracing
 from tandem.trust import Certificates, Trust, read_secret
 
-__all__ = ["add_parser", "check_model", "choose_ports", "cluster_config", "cluster_config_of_file", "run", "settle_trust"]
+__all__ = ["add_parser", "check_model", "chosen_ports", "cluster_config", "cluster_config_of_file", "run", "settle_trust"]
 
 T = TypeVar("T")
 
@@ -145,8 +147,10 @@ def check_model(config: ClusterConfig) -> ClusterConfig:
     return config
 
 
-def choose_ports(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with the ports of clients settled, so that a restarted router has the same.
+@contextlib.contextmanager
+def chosen_ports(config: ClusterConfig) -> Iterator[ClusterConfig]:
+    """The configuration with the ports of clients settled, so that a restarted router has the same. As long as the context
+    lasts the system gives them to nobody else, for one of the many connections of a cluster that starts, say.
 
     Raises:
         ConfigError: both are the same. TandemError: a port is in use, or the host is not this machine's.
@@ -154,31 +158,35 @@ def choose_ports(config: ClusterConfig) -> ClusterConfig:
     router = config.router
     if router.grpc_port and router.grpc_port == router.http_port:
         raise ConfigError(f"--grpc-port and --http-port are both {router.grpc_port}")
-    grpc_port = _free_port(router.host, router.grpc_port, "--grpc-port")
-    http_port = _free_port(router.host, router.http_port, "--http-port")
-    return replace(config, router=replace(router, grpc_port=grpc_port, http_port=http_port))
+    with (
+        _held_port(router.host, router.grpc_port, "--grpc-port") as grpc_port,
+        _held_port(router.host, router.http_port, "--http-port") as http_port,
+    ):
+        yield replace(config, router=replace(router, grpc_port=grpc_port, http_port=http_port))
 
 
-def _free_port(host: str, port: int, option: str) -> int:
+@contextlib.contextmanager
+def _held_port(host: str, port: int, option: str) -> Iterator[int]:
+    """Bound and not listened to: so whoever asks for that very port, and to reuse its address, may listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last connections linger is free
+    with socket.socket(family, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last connections linger is free
         try:
-            probe.bind((host, port))
+            held.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise TandemError(
                     f"port {port} of {host} is in use, perhaps by another `tandem up`; choose another with {option}"
                 ) from error
             raise TandemError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        return int(probe.getsockname()[1])
+        yield int(held.getsockname()[1])
 
 
 def run(args: argparse.Namespace) -> int:
-    config = choose_ports(settle_trust(check_model(cluster_config(args))))
-    from tandem.cli.foreground import run_in_foreground
+    with chosen_ports(settle_trust(check_model(cluster_config(args)))) as config:
+        from tandem.cli.foreground import run_in_foreground
 
-    return run_in_foreground(config)
+        return run_in_foreground(config)
 
 
 def _budget_bytes(gib: float) -> int:

@@ -4,14 +4,22 @@ import argparse
 import json
 import shutil
 import socket
+from concurrent import futures
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from tandem.cli.up import add_parser, check_model, choose_ports, cluster_config, settle_trust
+from tandem.cli.up import add_parser, check_model, chosen_ports, cluster_config, settle_trust
 from tandem.config import ClusterConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
+
+
+def ports(**router: Any) -> AbstractContextManager[ClusterConfig]:
+    return chosen_ports(ClusterConfig(router=RouterConfig(**router)))
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -97,21 +105,33 @@ def test_a_local_cluster_has_room_to_grow_and_always_for_what_it_starts() -> Non
 def test_a_port_in_use_is_refused_with_the_option_to_change() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(TandemError, match=r"in use.*--grpc-port"):
-            choose_ports(ClusterConfig(router=RouterConfig(grpc_port=port, http_port=0)))
-        with pytest.raises(TandemError, match=r"in use.*--http-port"):
-            choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0, http_port=port)))
+        with pytest.raises(TandemError, match=r"in use.*--grpc-port"), ports(grpc_port=port, http_port=0):
+            pass
+        with pytest.raises(TandemError, match=r"in use.*--http-port"), ports(grpc_port=0, http_port=port):
+            pass
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
-    with pytest.raises(TandemError, match=r"cannot listen on 192\.0\.2\.77"):
-        choose_ports(ClusterConfig(router=RouterConfig(host="192.0.2.77")))
+    with pytest.raises(TandemError, match=r"cannot listen on 192\.0\.2\.77"), ports(host="192.0.2.77"):
+        pass
 
 
 def test_port_0_becomes_a_real_port_before_the_router_starts() -> None:
-    router = choose_ports(ClusterConfig(router=RouterConfig(grpc_port=0, http_port=0))).router
-    assert router.grpc_port > 0
-    assert router.http_port > 0
+    with ports(grpc_port=0, http_port=0) as config:
+        assert config.router.grpc_port > 0
+        assert config.router.http_port not in (0, config.router.grpc_port)
+
+
+def test_a_chosen_port_is_kept_for_the_router() -> None:
+    with ports(grpc_port=0, http_port=0) as config:
+        for port in (config.router.grpc_port, config.router.http_port):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            with socket.create_server(("127.0.0.1", port)):
+                pass  # which reuses the address, as the router does
+        server = grpc.server(futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+        assert server.add_insecure_port(f"127.0.0.1:{config.router.grpc_port}") == config.router.grpc_port
+        server.stop(None)
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "nothing", "a/b/c"])
@@ -202,5 +222,5 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_port_cannot_be_both() -> None:
-    with pytest.raises(ConfigError, match="are both 45671"):
-        choose_ports(cluster_config(parse("--grpc-port", "45671", "--http-port", "45671")))
+    with pytest.raises(ConfigError, match="are both 45671"), ports(grpc_port=45671, http_port=45671):
+        pass
