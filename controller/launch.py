@@ -54,6 +54,12 @@ class ClusterHandle:
     address: str
     log_folder: str
     _actor: Any
+    _node: LocalNode
+
+    @property
+    def may_come_back(self) -> bool:
+        """Ray starts a controller that died again; nobody starts Ray again."""
+        return self._node.lives
 
     def overview(self) -> Overview:
         """What there is; also tells the controller that its owner lives.
@@ -121,7 +127,7 @@ def start_cluster(config: ClusterConfig) -> ClusterHandle:
     except BaseException:
         ray.shutdown()
         raise
-    return ClusterHandle(address, log_folder, actor)
+    return ClusterHandle(address, log_folder, actor, LocalNode.of_this_process())
 
 
 @own_signal_handler()
@@ -142,7 +148,7 @@ def start_controller(config: ClusterConfig, address: str, host: str, port: int) 
     except BaseException:
         ray.shutdown()
         raise
-    return ClusterHandle(where, log_folder, actor)
+    return ClusterHandle(where, log_folder, actor, LocalNode.of_this_process())
 
 
 def _new_id() -> str:

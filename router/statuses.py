@@ -31,7 +31,7 @@ def shortened(text: str) -> str:
     """Errors quote what a client sent. gRPC percent-encodes them into one trailer, and a client that takes 8 KiB of them would
     see another status instead."""
     data = text.encode(errors="replace")
-    return text if len(data) <= MAX_DETAIL_BYTES else data[:MAX_DETAIL_BYTES].decode(errors="ignore") + " …"
+    return data.decode() if len(data) <= MAX_DETAIL_BYTES else data[:MAX_DETAIL_BYTES].decode(errors="ignore") + " …"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:

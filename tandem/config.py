@@ -141,7 +141,7 @@ class DecodeConfig:
             ("overcommit", 1.0, math.inf),
             ("swap_gib", 0.0, math.inf),
             ("batch_share", 0.0, 1.0),
-            ("local_prefill_tokens", 0, math.inf),
+            ("local_prefill_tokens", 0, 2**31 - 1),
             ("local_prefill_share", 0.01, 1.0),
         ):
             if not least <= (value := getattr(self, name)) <= most:

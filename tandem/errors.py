@@ -72,9 +72,13 @@ class InvalidRequest(RequestError):
     """The client must change the request; `field` names what is wrong, as in the proto."""
 
     def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
+        self.field, self.reason = _as_text(field), _as_text(reason)
+        super().__init__(f"{self.field}: {self.reason}")
+
+
+def _as_text(quoted: str) -> str:
+    """Half of a surrogate pair, which a client may name in JSON, is no text that could be sent back."""
+    return quoted.encode(errors="replace").decode()
 
 
 class Unauthenticated(RequestError):

@@ -205,13 +205,15 @@ def patient_overview(cluster: ClusterHandle, stop: StopRequest, clock: Clock, te
     """Ray starts a controller that died again; it is waited for. None: a stop was asked for meanwhile.
 
     Raises:
-        TandemError: it did not come back.
+        TandemError: it did not come back, or cannot, since Ray itself has ended.
     """
     deadline_s = clock.now() + _AWAY_S
     while True:
         try:
             return cluster.overview()
         except TandemError as error:
+            if not cluster.may_come_back:
+                raise TandemError("Ray's processes here have ended, and with them the cluster; start it again") from error
             if clock.now() > deadline_s:
                 raise
             tell(str(error))

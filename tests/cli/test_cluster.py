@@ -304,6 +304,18 @@ def test_a_signal_to_everything_ends_it_as_soon(one_up: Callable[..., Up]) -> No
     assert "Traceback" not in cluster.stderr()
 
 
+def test_where_all_but_it_was_ended_it_says_so_and_ends(one_up: Callable[..., Up]) -> None:
+    """Nobody starts Ray again, so there is nothing to wait for."""
+    cluster = one_up()
+    cluster.ready_line()
+    for process in cluster.note_descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    assert cluster.process.wait(45) == 1, cluster.stderr()
+    assert "Ray's processes here have ended" in cluster.stderr()
+    assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
+
+
 def test_a_signal_while_it_starts_ends_with_0_and_leaves_no_process(one_up: Callable[..., Up]) -> None:
     cluster = one_up()
     assert eventually(lambda: len(cluster.note_descendants()) >= 4, 60)

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tandem.cli.up import add_parser, check_model, chosen_ports, cluster_config, settle_trust
-from tandem.config import ClusterConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
+from tandem.config import ClusterConfig, DecodeConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
 
@@ -224,3 +224,8 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_one_port_cannot_be_both() -> None:
     with pytest.raises(ConfigError, match="are both 45671"), ports(grpc_port=45671, http_port=45671):
         pass
+
+
+def test_a_limit_that_no_message_could_carry_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"decode\.local_prefill_tokens: 3e\+09 is not between 0 and"):
+        DecodeConfig(local_prefill_tokens=3_000_000_000)

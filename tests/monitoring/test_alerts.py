@@ -81,6 +81,7 @@ SILENT: dict[str, list[Series]] = {
     "TandemHandoffExposed": [buckets("handoff_exposed_seconds", QUICK), buckets("handoff_exposed_seconds", IDLE)],
     "TandemHandoffsRefused": [
         counter("handoffs_refused_total", "field='expires_at'", "0+1x60"),
+        counter("handoffs_refused_total", "field='lease_id'", "0+1x60"),
         counter("handoffs_refused_total", "field='nonce'", "3x60"),
     ],
     "TandemAttemptsFail": [

@@ -86,6 +86,7 @@ def test_sampling_parameters_are_openais() -> None:
         (infer("sampling_parameters", "BYTES", bytes_contents=[b"["]), "sampling_parameters"),
         (infer("sampling_parameters", "BYTES", bytes_contents=[b'{"prompt": "x", "n": 2}']), "n"),
         (infer("sampling_parameters", "BYTES", bytes_contents=[b'{"prompt": "x", "nn": 2}']), "nn"),
+        (infer("sampling_parameters", "BYTES", bytes_contents=[b'{"prompt": "x", "\\ud800": 2}']), r"\?"),
     ],
 )
 def test_a_bad_tensor_is_named(request_: kserve.ModelInferRequest, field: str) -> None:

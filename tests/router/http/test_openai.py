@@ -205,6 +205,15 @@ async def test_half_of_a_surrogate_pair_is_no_prompt() -> None:
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.parametrize(
+    "body", [rb'{"prompt": "a", "\ud800": 1}', rb'{"prompt": "a", "stream_options": {"\ud800": 1}}'], ids=["outer", "inner"]
+)
+async def test_half_of_a_surrogate_pair_is_no_name(body: bytes) -> None:
+    async with face() as it:
+        reply = await it.post("/v1/completions", body)
+        assert (reply.status_code, reply.json()["error"]["param"][-1]) == (400, "?")
+
+
 async def test_another_model_is_not_found() -> None:
     async with face() as it:
         with pytest.raises(openai.NotFoundError, match="other"):
