@@ -76,7 +76,7 @@ class ClusterHandle:
     def shutdown(self) -> None:
         """Stop the workers in order, then the controller, then this process's Ray; bounded, also where the signal that ends us
         went to Ray's processes too."""
-        node = LocalNode.of_this_process()
+        node = self._node.now()
         if not self._stop_in_order(node) and node.raylet is not None:
             node.end(grace_s=0)  # Ray would wait for each of them
         if node.raylet is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -27,12 +27,16 @@ class LocalNode:
     @classmethod
     def of_this_process(cls) -> LocalNode:
         children = psutil.Process().children(recursive=True)
-        raylets = [child for child in children if _name(child) == _RAYLET]
-        if not raylets:
-            return cls(None, ())
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return cls(raylets[0], tuple(raylets[0].children(recursive=True)))
-        return cls(raylets[0], ())
+        return cls(next((child for child in children if _name(child) == _RAYLET), None), ()).now()
+
+    def now(self) -> LocalNode:
+        """The same node with the processes of this moment, and those known before: of a raylet that is gone none could be
+        found any more."""
+        below: list[psutil.Process] = []
+        if self.raylet is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                below = self.raylet.children(recursive=True)
+        return replace(self, processes=tuple(dict.fromkeys((*self.processes, *below))))
 
     @property
     def lives(self) -> bool:

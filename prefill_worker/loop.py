@@ -103,7 +103,7 @@ class PrefillLoop:
         self._endings = Endings(
             *(self._prompts, self._memory, reservations, self._report, self._holdings, self._sizes, self._measured),
             traced=PrefillTraces(tracer),
-            tell=lambda message: self.inbox.put(message),
+            tell=lambda message: self.inbox.put(message),  # that of the moment: another may be put in its place
         )
 
     def run(self) -> None:
