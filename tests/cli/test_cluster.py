@@ -81,6 +81,12 @@ class Up:
                 self._seen[process.pid] = process
         return list(self._seen.values())
 
+    def terminate_descendants(self) -> None:
+        """A signal to every process below `up`, not to itself."""
+        for process in self.note_descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+
     def left_over(self) -> list[psutil.Process]:
         return [p for p in self._seen.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -295,9 +301,7 @@ def test_a_signal_to_everything_ends_it_as_soon(one_up: Callable[..., Up]) -> No
     """As `timeout` and service managers do: Ray's processes get it too, and Ray cannot be asked for anything any more."""
     cluster = one_up()
     cluster.ready_line()
-    for process in cluster.note_descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
+    cluster.terminate_descendants()
     cluster.process.terminate()
     assert cluster.process.wait(25) == 0, cluster.stderr()
     assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()
@@ -308,9 +312,7 @@ def test_where_all_but_it_was_ended_it_says_so_and_ends(one_up: Callable[..., Up
     """Nobody starts Ray again, so there is nothing to wait for."""
     cluster = one_up()
     cluster.ready_line()
-    for process in cluster.note_descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
+    cluster.terminate_descendants()
     assert cluster.process.wait(45) == 1, cluster.stderr()
     assert "Ray's processes here have ended" in cluster.stderr()
     assert eventually(lambda: not cluster.left_over(), 10), cluster.left_over()

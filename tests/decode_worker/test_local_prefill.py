@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,13 +86,6 @@ class Bench:
     def is_whole(self) -> bool:
         nothing_used = self.leases.num_blocks_used() == self.engine.slots.num_used == 0
         return self.leases.check() == [] and nothing_used and not any(self.leases.counts_by_state().values())
-
-
-@pytest.fixture
-def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -65,13 +64,6 @@ class Bench:
     @property
     def is_whole(self) -> bool:
         return self.leases.check() == [] and self.engine.blocks.num_used == 0 and self.engine.slots.num_used == 0
-
-
-@pytest.fixture
-def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture

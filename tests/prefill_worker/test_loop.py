@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,13 +99,6 @@ class Bench:
     @property
     def is_whole(self) -> bool:
         return self.engine.blocks.num_used == 0 and self.engine.slots.num_used == 0
-
-
-@pytest.fixture
-def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture
