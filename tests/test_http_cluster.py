@@ -108,11 +108,18 @@ async def test_a_seed_gives_the_same_text_alone_in_a_crowd_on_any_worker_and_thr
         text = "stranger " * (number + 1)
         return await native(cluster, pb.GenerateRequest(text=text, sampling=other, max_new_tokens=30, ignore_eos=True))
 
-    strangers = [asyncio.create_task(stranger(number)) for number in range(16)]
-    same = await asyncio.gather(*(through() for through in (through_grpc, through_http, through_kserve) for _ in range(4)))
-    await asyncio.gather(*strangers)
-    assert same == [alone] * 12
+    async def in_a_crowd() -> None:
+        strangers = [asyncio.create_task(stranger(number)) for number in range(16)]
+        same = await asyncio.gather(*(through() for through in (through_grpc, through_http, through_kserve) for _ in range(4)))
+        await asyncio.gather(*strangers)
+        assert same == [alone] * 12
+
     # Prompts that are equal go where the first one's state is kept: other prefill workers have tests/test_handoff_parity.py.
+    # Which decode worker they go to is the crowd's doing: it may take more than one to see both.
+    for _ in range(6):
+        await in_a_crowd()
+        if len({decode for _, decode in served_by}) == 2:
+            break
     assert len({decode for _, decode in served_by}) == 2
     await cluster.until_whole()
 

@@ -47,7 +47,8 @@ async def test_a_second_signal_ends_it_at_once_and_in_silence(caplog: pytest.Log
     running, ports = await start()
     async with create_channel(f"127.0.0.1:{ports.grpc}") as channel:
         unsaid = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
-        await unsaid.wait_for_connection()
+        await unsaid.write(b"")
+        await unsaid.read()  # that nothing is asked for; so the router has the call, and it stays open
         os.kill(os.getpid(), signal.SIGTERM)
         done, _ = await asyncio.wait([running], timeout=0.5)
         assert not done  # a call is open
