@@ -150,7 +150,7 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """poll_interval_s: how often the transfer thread looks while something is in flight.
+    """poll_interval_s: how often the sender looks while something is in flight; the receiver takes multiples of it.
     timeout_s: a write that takes longer has failed.
     ucx_tls: value for UCX_TLS; empty leaves UCX's own choice (or the operator's environment) alone.
     net_devices: value for UCX_NET_DEVICES; empty: the loopback device alone for a worker whose `host` is a loopback address,

@@ -221,7 +221,7 @@ class Sender:
         kind, now = parts[0].kind, self._clock.now()
         outgoing.watches[kind].start(now)
         try:
-            if (notice := outgoing.notice(now, closing=kind == "state" or outgoing.finish is not None)) is not None:
+            if (notice := outgoing.notice(now, closing=outgoing.is_near_with(parts))) is not None:
                 self._agent.notify(peer, notice)
             local, remote = np.concatenate([p.local for p in parts]), np.concatenate([p.remote for p in parts])
             handle = self._agent.post_write(peer, local, remote)
