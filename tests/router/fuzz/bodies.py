@@ -77,7 +77,8 @@ _GOOD_PROTOS: dict[str, list[Message]] = {
 }
 _WHOLE = (0, 1, -1, 2, 16, 20, 21, 127, 255, 511, 512, 2**31 - 1, -(2**31), 2**31, 2**63, 10**30)
 _REAL = (0.0, -0.0, 0.5, 1.0, 1e-300, 1e300, -2.0, 100.0, float("nan"), float("inf"), float("-inf"))
-_NULLS = ("", "\x00", "{", "{}", "[]", "null", "(", "^(a|b)*$")
+_NULLS = ("", "\x00", "{", "{}", "[]", "null", "(", "^(a|b)*$", '{"\\ud83d": "\\udc67"}')
+_HALVES = ("\ud83d", "\udc67", "a\udc67\ud83d")  # of surrogate pairs: JSON can escape them alone, UTF-8 cannot hold them
 _WORDS = ("bytes", "user", "never", "<think>", "é", "👩\u200d👧", "\ufffd", "x" * 700)
 
 
@@ -89,6 +90,10 @@ def some_text(rng: random.Random) -> str:
     if rng.random() < 0.6:
         return rng.choice(_NULLS + _WORDS)
     return "".join(rng.choice(string.printable + "éß日👍") for _ in range(rng.randrange(12)))
+
+
+def _json_text(rng: random.Random) -> str:
+    return rng.choice(_HALVES) if rng.random() < 0.1 else some_text(rng)
 
 
 def json_body(rng: random.Random, good: dict[str, Any]) -> bytes:
@@ -107,7 +112,7 @@ def _changed(rng: random.Random, value: Any, donor: Any) -> Any:
     if isinstance(value, list):
         place = rng.randrange(len(value))
         return [_changed(rng, item, donor) if i == place else item for i, item in enumerate(value)]
-    key = rng.choice([*value, *(donor if isinstance(donor, dict) else ()), some_text(rng)])
+    key = rng.choice([*value, *(donor if isinstance(donor, dict) else ()), _json_text(rng)])
     inner = donor.get(key) if isinstance(donor, dict) else donor
     return {**value, key: _changed(rng, value.get(key, inner), inner)}
 
@@ -117,8 +122,8 @@ def _value(rng: random.Random, donor: Any, depth: int = 0) -> Any:
     if kind >= 7:
         return [_value(rng, donor, depth + 1) for _ in range(rng.choice((0, 1, 3, 17)))]
     if kind == 6:
-        return {some_text(rng): _value(rng, donor, depth + 1) for _ in range(rng.randrange(4))}
-    return (None, rng.random() < 0.5, rng.choice(_WHOLE), rng.choice(_REAL), some_text(rng), donor)[kind]
+        return {_json_text(rng): _value(rng, donor, depth + 1) for _ in range(rng.randrange(4))}
+    return (None, rng.random() < 0.5, rng.choice(_WHOLE), rng.choice(_REAL), _json_text(rng), donor)[kind]
 
 
 def proto_body(rng: random.Random, kind: Descriptor) -> bytes:
