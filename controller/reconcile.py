@@ -142,7 +142,7 @@ def _to_stop(pool: PoolView, surplus: int, can_start: bool) -> tuple[str, ...]:
 def _reason(pool: PoolView, wanted: int) -> str:
     if len(pool.ids(WorkerState.READY)) == wanted and not pool.ids(WorkerState.DRAINING) and not pool.retiring():
         return ""
-    return "; ".join(_causes(pool, wanted)) or f"{len(pool.ids(WorkerState.READY))} of {wanted} ready"
+    return "; ".join(_causes(pool, wanted)) or f"{wanted - len(pool.ids(WorkerState.READY))} to be started"
 
 
 def _causes(pool: PoolView, wanted: int) -> Iterable[str]:

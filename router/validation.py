@@ -11,7 +11,7 @@ from router.conversation import encode_conversation
 from router.json_text import parse_json
 from router.model import ServedModel
 from tandem.chat_parser import ChatFormat
-from tandem.errors import InvalidRequest
+from tandem.errors import InvalidRequest, UnknownModel
 from tandem.grammar import check_grammar, grammar_of_choices, grammar_of_regex, grammar_of_schema
 from tandem.request import MAX_ALTERNATIVES, OutputOptions, Request, SamplingParams, ServiceClass, StopRules
 from tandem.v1 import inference_pb2 as pb
@@ -72,7 +72,7 @@ def validate(
     """
     if message.model not in ("", model.info.name):
         # What a client sent goes back in a status, whose size is bounded: never whole.
-        raise InvalidRequest("model", f"{message.model[:64]!r} is not served here; this is {model.info.name!r}")
+        raise UnknownModel(f"{message.model[:64]!r} is not served here; this is {model.info.name!r}")
     if message.service_class not in _CLASSES:
         raise InvalidRequest("service_class", f"{message.service_class} is unknown")
     sampling = _sampling(message.sampling, model.info.vocab_size, draw_seed)
@@ -237,7 +237,9 @@ def _schema(text: str) -> str:
 def _min_new_tokens(message: pb.GenerateRequest, max_new_tokens: int) -> int:
     wanted = message.min_new_tokens
     _require(wanted >= 0, "min_new_tokens", f"must be 0 or more, not {wanted}")
-    _require(wanted <= max_new_tokens, "min_new_tokens", f"{wanted} is more than max_new_tokens, which is {max_new_tokens}")
+    _require(
+        wanted <= max_new_tokens, "min_new_tokens", f"{wanted} is more than the {max_new_tokens} tokens of the longest answer"
+    )
     return wanted
 
 

@@ -415,7 +415,11 @@ def _build(cls: type[T], data: object, where: str) -> T:
     unknown = sorted(set(data) - set(hints))
     if unknown:
         raise ConfigError(f"{where}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(hints))}")
-    return cls(**{key: _value(hints[key], value, f"{where}.{key}") for key, value in data.items()})
+    values = {key: _value(hints[key], value, f"{where}.{key}") for key, value in data.items()}
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _value(hint: Any, value: object, where: str) -> Any:

@@ -81,6 +81,13 @@ def _as_text(quoted: str) -> str:
     return quoted.encode(errors="replace").decode()
 
 
+class UnknownModel(InvalidRequest):
+    """The client asks for a model that is not served here; it should look at what is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("model", reason)
+
+
 class Unauthenticated(RequestError):
     """No API key was given, or none that is known here."""
 

@@ -35,7 +35,7 @@ from router.pipeline import Pipeline
 from router.state import WorkerTable
 from router.status import status_of
 from router.validation import validate_request_id
-from tandem.errors import InvalidRequest, RequestError
+from tandem.errors import RequestError, UnknownModel
 from tandem.trace_context import TraceContext
 from tandem.tracing import read_context
 
@@ -97,7 +97,7 @@ class Gateway:
     async def _one_model(self, request: Request, request_id: str) -> Response:
         name = request.path_params["name"]
         if self.fleet.model is None or name != self.fleet.model.info.name:
-            raise InvalidRequest("model", f"{name!r} is not served here")
+            raise UnknownModel(f"{name!r} is not served here")
         return JSONResponse(self._model())
 
     async def _status(self, request: Request, request_id: str) -> Response:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.statuses import shortened
-from tandem.errors import InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable
+from tandem.errors import InvalidRequest, Overloaded, RequestError, Unauthenticated, Unavailable, UnknownModel
 
 __all__ = ["Refusal", "body_of", "refusal_of"]
 
@@ -45,7 +45,7 @@ class Refusal:
 
 def refusal_of(error: RequestError | TimeoutError) -> Refusal:
     match error:
-        case InvalidRequest(field="model"):
+        case UnknownModel():
             return Refusal(404, "invalid_request_error", str(error), "model", "model_not_found")
         case InvalidRequest():
             param = _param(error.field)

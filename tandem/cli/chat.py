@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from tandem.cli.client_tls import add_router_options, api_key_of
 from tandem.client import Client, Message, Options
 from tandem.config import TlsConfig
-from tandem.errors import Overloaded, TandemError, Unavailable
+from tandem.errors import ConfigError, Overloaded, TandemError, Unavailable
 
-__all__ = ["add_parser", "converse", "run"]
+__all__ = ["add_parser", "converse", "run", "typed"]
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     with Client(args.address, tls=tls if tls != TlsConfig() else None, api_key=api_key_of(args)) as client:
         if sys.stdin.isatty():
             print(f"{client.models()[0].name} at {args.address}; /quit ends", flush=True)
-        converse(client, _lines(), options, args.system or "")
+        converse(client, typed(), options, args.system or "")
     return 0
 
 
@@ -94,13 +94,15 @@ def _answer(client: Client, messages: list[Message], options: Options) -> str:
     return text
 
 
-def _lines() -> Iterator[str]:
-    """What people write, up to the end of the input. Empty lines are passed over."""
+def typed() -> Iterator[str]:
+    """What people write, up to the end of the input. Empty lines are passed over. Raises ConfigError: it is no UTF-8."""
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
             line = input(prompt).strip()
         except EOFError:
             return
+        except UnicodeDecodeError as error:
+            raise ConfigError("standard input: is no valid UTF-8") from error
         if line:
             yield line

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tandem.cli.up import add_parser, check_model, chosen_ports, cluster_config, settle_trust
-from tandem.config import ClusterConfig, DecodeConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
+from tandem.config import ClusterConfig, DecodeConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig, load
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
 
@@ -229,3 +229,8 @@ def test_one_port_cannot_be_both() -> None:
 def test_a_limit_that_no_message_could_carry_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"decode\.local_prefill_tokens: 3e\+09 is not between 0 and"):
         DecodeConfig(local_prefill_tokens=3_000_000_000)
+
+
+def test_a_number_that_is_out_of_range_is_told_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"^it\.json\.worker\.decode: decode\.batch_share: 2 is not between 0 and 1"):
+        load(ClusterConfig, '{"worker": {"decode": {"batch_share": 2.0}}}', "it.json")

@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import io
 
 import pytest
 
 from router.fake_workers import Script
-from tandem.cli.chat import converse
+from tandem.cli.chat import converse, typed
 from tandem.client import AsyncClient, Client, Message
 from tandem.client.messages import request_of
 from tandem.config import RouterConfig
-from tandem.errors import InvalidRequest, Overloaded, Unavailable
+from tandem.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from tandem.request import Phase
 from tandem.v1 import inference_pb2 as pb
 from tests.router.test_server import door
@@ -123,3 +124,10 @@ async def test_a_conversation_remembers_until_it_begins_anew(capsys: pytest.Capt
             ["system:be brief", "user:three"],
         ]
     assert capsys.readouterr().out == "yes\nyes\nyes\n"
+
+
+def test_words_that_are_no_utf8_end_the_conversation_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\xff\n"), encoding="utf-8"))
+    lines = typed()
+    with pytest.raises(ConfigError, match="standard input: is no valid UTF-8"):
+        list(lines)

@@ -41,7 +41,8 @@ def test_more_wanted_than_offered_starts_what_fits_and_says_why() -> None:
 
 
 def test_a_lost_worker_is_replaced_at_once() -> None:
-    assert reconcile(pool(2, 2, READY, LOST), 0).start == 1
+    plan = reconcile(pool(2, 2, READY, LOST), 0)
+    assert (plan.start, plan.reason) == (1, "1 to be started")
 
 
 def test_a_draining_worker_holds_its_unit_until_it_is_gone() -> None:

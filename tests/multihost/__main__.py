@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +13,8 @@ from tests.multihost.scenario import run_scenario
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python -m tests.multihost", description=__doc__).parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no namespace stays
     if reason := why_not():
         sys.stderr.write(f"several hosts cannot be made here: {reason}\n")
         return 1

@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tandem.client import AsyncClient
+from tandem.errors import TandemError
 from tandem.model.embedded import embedded_checkpoint
 from tools.train_embedded.evaluate import chat_ids
 from tools.train_embedded.questions import Asked, held_out, shares
@@ -89,10 +90,17 @@ def main() -> int:
     parser.add_argument("--distances", type=int, nargs="+", default=list(DISTANCES))
     parser.add_argument("--json", type=Path, default=None, help="write the comparison here too")
     args = parser.parse_args()
+    if args.number < 1:
+        parser.error(f"--number must be at least 1, not {args.number}")
     torch.set_num_threads(1)
     folder = args.folder or embedded_checkpoint()
     asked = held_out(Tokenizer.from_file(str(folder / "tokenizer.json")), args.number, args.distances)
-    found = compare(asked, asyncio.run(_through(args.address, asked)), ask_transformers(folder, asked))
+    try:
+        answers = asyncio.run(_through(args.address, asked))
+    except TandemError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    found = compare(asked, answers, ask_transformers(folder, asked))
     for group, share in found.cluster.items():
         print(f"| {group:12} | cluster {share:6.1%} | transformers {found.transformers[group]:6.1%} |")
     for prompt, ours, theirs in found.differing:

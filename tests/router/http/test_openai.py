@@ -220,6 +220,8 @@ async def test_another_model_is_not_found() -> None:
             await it.client.completions.create(model="other", prompt="x")
         with pytest.raises(openai.NotFoundError):
             await it.client.models.retrieve("other")
+        reply = await it.post("/v1/completions", b'{"model": 5, "prompt": "x"}')
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
 
 
 async def test_a_full_queue_is_429_with_a_hint() -> None:
