@@ -1,11 +1,15 @@
 """What arriving prompts do to running streams: prefill and decode apart, and together on the same two cores.
 
-    python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 128]
+    python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 256 128]
 
 Four streams decode on the 121 M checkpoint while a long prompt arrives every few seconds. First a prefill and a decode worker
 on one core each; then the same engine in one process on both cores, which computes prompts by chunks between the streams'
 steps, once for each chunk size and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and under
 arrivals, and the arrivals' time to first token. Apart, both are seen by a client process, which shares the two cores.
+
+Together, a chunk size trades the one for the other: a prompt that takes both cores for a large chunk is absorbed sooner, and
+every stream waits for it. So the time to first token is held against the setting whose streams were disturbed least. Exit 1:
+the streams' p99 apart is above 1.3 x their p50, or an arrival waits longer apart than there, the hand-off added.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ _STREAM_PROMPT = 128
 _ANSWER = 8
 _QUIET_S = 5.0
 _GOAL = 1.3
+_APART = "apart, 1 + 1 core"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +127,30 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=3.0)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--stream-tokens", type=int, default=8192, help="a stream's answer; more than fit into the time")
-    parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[512, 128], help="of the colocated engine")
+    parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[512, 256, 128], help="of the colocated engine")
     parser.add_argument("--json", type=Path, help="write every gap and TTFT there")
     return parser.parse_args()
+
+
+def _verdict(holds: bool) -> str:
+    return "met" if holds else "missed"
+
+
+def _judge(runs: dict[str, Measured]) -> bool:
+    """Prints what was asked for and what came; True: both goals are met."""
+    apart = runs[_APART]
+    together = {name: run for name, run in runs.items() if run is not apart}
+    quickest = min(together, key=lambda name: quantile(together[name].ttft, 0.5))
+    steadiest = min(together, key=lambda name: together[name].goal)
+    print(f"\np99 / p50 of the streams apart: {apart.goal:.2f}; goal {_GOAL}: {_verdict(apart.goal <= _GOAL)}")
+    ttft_s, handoff_s = quantile(apart.ttft, 0.5), quantile(apart.handoff_s, 0.5)
+    print(f"TTFT p50 apart {ttft_s:.2f} s; together, with the hand-off added:")
+    allowed_s = 0.0
+    for what, name in (("quickest", quickest), ("steadiest", steadiest)):
+        run = together[name]
+        allowed_s = quantile(run.ttft, 0.5) + handoff_s
+        print(f"  {what}: {allowed_s:.2f} s at p99 = {run.goal:.2f} x p50 ({name}): {_verdict(ttft_s <= allowed_s)}")
+    return apart.goal <= _GOAL and ttft_s <= allowed_s
 
 
 def main() -> int:
@@ -138,8 +164,8 @@ def main() -> int:
     )
     arrivals, end_s = _arrivals(args), _QUIET_S + args.seconds
     print(f"memory read, one thread: {memory_read_gbps():.1f} GB/s")
-    runs = {"apart, 1 + 1 core": asyncio.run(_apart(config, arrivals, end_s))}
-    _show("apart, 1 + 1 core", runs["apart, 1 + 1 core"])
+    runs = {_APART: asyncio.run(_apart(config, arrivals, end_s))}
+    _show(_APART, runs[_APART])
     cores = frozenset(os.sched_getaffinity(0))
     for chunk_tokens in args.chunk_tokens:
         for mixed in (False, True):
@@ -149,16 +175,10 @@ def main() -> int:
             runs[name] = _measured([(one.came_s, one.token_s) for one in served], [], end_s)
             _show(name, runs[name])
     print(f"\nmemory read, one thread: {memory_read_gbps():.1f} GB/s")
-    apart = runs["apart, 1 + 1 core"]
-    best = min(quantile(run.ttft, 0.5) for name, run in runs.items() if run is not apart)
-    allowed_s = best + quantile(apart.handoff_s, 0.5)
-    print(f"\np99 / p50 of the streams apart: {apart.goal:.2f}; goal {_GOAL}: {'met' if apart.goal <= _GOAL else 'missed'}")
-    ttft_s = quantile(apart.ttft, 0.5)
-    verdict = "met" if ttft_s <= allowed_s else "missed"
-    print(f"TTFT p50 apart {ttft_s:.2f} s, best together + hand-off {allowed_s:.2f} s: {verdict}")
+    met = _judge(runs)
     if args.json:
         args.json.write_text(json.dumps({name: asdict(run) for name, run in runs.items()}))
-    return 0 if apart.goal <= _GOAL and ttft_s <= allowed_s else 1
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
