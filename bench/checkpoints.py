@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tandem.config import cache_home
+from tandem.environment import cache_home
 from tandem.model.random_checkpoint import make_once, write_checkpoint
 
 __all__ = ["CONFIG_121M", "bench_checkpoint", "make_121m"]

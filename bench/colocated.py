@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
-from tandem.config import WorkerConfig, dump, load
+from tandem.config import WorkerConfig
+from tandem.config_json import dump, load
 from tandem.engine import Engine
 from tandem.model.batch import SequenceChunk
 from tandem.request import Request, SamplingParams, StopRules

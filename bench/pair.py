@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tandem.config import TrustConfig, WorkerConfig, dump, load
+from tandem.config import TrustConfig, WorkerConfig
+from tandem.config_json import dump, load
 from tandem.request import Request
 from tandem.rpc import create_internal_channel
 from tandem.secret import Secret

@@ -18,7 +18,8 @@ from controller.membership import MembershipServer
 from controller.overview import Overview
 from controller.ray_workers import NAMESPACE, RayLauncher, resource
 from controller.store import RayStore
-from tandem.config import AutoscaleConfig, WorkerConfig, load
+from tandem.config import AutoscaleConfig, WorkerConfig
+from tandem.config_json import load
 from tandem.errors import ConfigError
 from tandem.trust import Trust
 

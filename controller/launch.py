@@ -17,7 +17,9 @@ from controller.node.ray_process import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from controller.overview import Overview
 from controller.reconcile import DECODE, PREFILL
 from controller.share import divide
-from tandem.config import ClusterConfig, beyond_loopback, dump, ray_address
+from tandem.config import ClusterConfig, beyond_loopback
+from tandem.config_json import dump
+from tandem.environment import ray_address
 from tandem.errors import TandemError
 from tandem.memory_limit import available_bytes
 

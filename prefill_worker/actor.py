@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from tandem.config import WorkerConfig, load, on_node
+from tandem.config import WorkerConfig, on_node
+from tandem.config_json import load
 from tandem.v1 import worker_pb2 as pb
 from tandem.worker_process import Progress, WorkerProcess, prepare_process, process_identity
 

@@ -1,21 +1,11 @@
-"""Settings of every process: frozen, nested, resolved once at start. Only this module reads the environment.
-
-A configuration travels between processes as JSON. Unknown keys are refused with their names.
-"""
+"""Settings of every process: frozen, nested, resolved once at start. As text: `tandem.config_json`."""
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import math
-import os
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
 
 from tandem.errors import ConfigError
 from tandem.secret import Secret
@@ -35,18 +25,9 @@ __all__ = [
     "TrustConfig",
     "WorkerConfig",
     "beyond_loopback",
-    "cache_home",
-    "dump",
-    "load",
-    "load_file",
     "on_node",
-    "otlp_protocol",
-    "ray_address",
-    "traces_wanted",
     "transfer_of",
 ]
-
-T = TypeVar("T")
 
 _ROOM = 4
 
@@ -345,92 +326,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def dump(config: Any, *, with_secrets: bool = False) -> str:
-    """JSON of a configuration. with_secrets: for another process, over a channel that nobody else reads; otherwise they
-    come out empty."""
-
-    def plain(value: object) -> str:
-        if isinstance(value, Secret):
-            return value.reveal() if with_secrets else ""
-        raise TypeError(f"{type(value).__name__} cannot stand in a configuration")
-
-    return json.dumps(dataclasses.asdict(config), default=plain)
-
-
-def load(cls: type[T], text: str, where: str = "configuration") -> T:
-    """Parse what `dump` wrote, or what an operator wrote.
-
-    Raises:
-        ConfigError: not JSON, an unknown key, or a value of the wrong type; names it.
-    """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not valid JSON: {error}") from error
-    return _build(cls, data, where)
-
-
-def load_file(cls: type[T], path: str) -> T:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    return load(cls, text, path)
-
-
-def cache_home() -> Path:
-    """Where made or downloaded things are kept: $TANDEM_HOME, else $XDG_CACHE_HOME/tandem, else ~/.cache/tandem."""
-    if home := os.environ.get("TANDEM_HOME"):
-        return Path(home)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tandem"
-
-
-def traces_wanted(tracing: TracingConfig) -> bool:
-    """Whether this process sends spans: its settings name a collector, or OpenTelemetry's own variables do
-    (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/) and do not turn it off."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return False
-    named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return bool(tracing.otlp_endpoint) or any(os.environ.get(name) for name in named)
-
-
-def otlp_protocol() -> str:
-    """As the environment says; OpenTelemetry's Python packages take gRPC by default."""
-    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
-    return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
-
-
-def ray_address() -> str:
-    """Address of a running Ray cluster to join ($RAY_ADDRESS, as Ray's own tools read it); empty: start one here."""
-    return os.environ.get("RAY_ADDRESS", "")
-
-
-def _build(cls: type[T], data: object, where: str) -> T:
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where}: an object was expected, not {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ConfigError(f"{where}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(hints))}")
-    values = {key: _value(hints[key], value, f"{where}.{key}") for key, value in data.items()}
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _value(hint: Any, value: object, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast("type[Any]", hint), value, where)
-    if hint is Secret:
-        if not isinstance(value, str):
-            raise ConfigError(f"{where}: text expected, not {type(value).__name__}")
-        return Secret(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, types.UnionType) or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ConfigError(f"{where}: {hint.__name__} expected, got {value!r}")
-    return value

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span as SdkSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tandem.config import otlp_protocol
+from tandem.environment import otlp_protocol
 from tandem.errors import ConfigError
 from tandem.trace_context import TraceContext
 from tandem.tracing import NO_ATTRIBUTES, Attributes, Span

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from tandem.config import TracingConfig, traces_wanted
+from tandem.config import TracingConfig
+from tandem.environment import traces_wanted
 from tandem.errors import ConfigError
 from tandem.trace_context import NO_TRACE, TraceContext
 

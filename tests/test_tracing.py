@@ -10,7 +10,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from tandem.config import RouterConfig, TracingConfig, load
+from tandem.config import RouterConfig, TracingConfig
+from tandem.config_json import load
 from tandem.errors import ConfigError
 from tandem.otel import OtelTracer
 from tandem.trace_context import NO_TRACE, TraceContext

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import ClusterConfig, RouterConfig, TlsConfig, TrustConfig, WorkerConfig, dump, load, transfer_of
+from tandem.config import ClusterConfig, RouterConfig, TlsConfig, TrustConfig, WorkerConfig, transfer_of
+from tandem.config_json import dump, load
 from tandem.errors import ConfigError
 from tandem.secret import Secret
 from tandem.trust import Certificates, Trust, read_secret

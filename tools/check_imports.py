@@ -98,6 +98,8 @@ PURE = (
     "tandem/trace_context.py",
     "tandem/tracing.py",
     "tandem/config.py",
+    "tandem/config_json.py",
+    "tandem/environment.py",
     "tandem/secret.py",
     "tandem/trust.py",
     "tandem/clock.py",

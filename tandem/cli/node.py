@@ -10,7 +10,8 @@ import sys
 from dataclasses import replace
 
 from tandem.address import check_address
-from tandem.config import ClusterConfig, load_file
+from tandem.config import ClusterConfig
+from tandem.config_json import load_file
 from tandem.errors import ConfigError
 from tandem.trust import Trust
 

@@ -8,7 +8,8 @@ import inspect
 from dataclasses import replace
 
 from tandem.address import check_address
-from tandem.config import RouterConfig, load
+from tandem.config import RouterConfig
+from tandem.config_json import load
 from tandem.errors import ConfigError
 from tandem.trust import read_secret
 

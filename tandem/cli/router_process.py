@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 from tandem.clock import Clock
-from tandem.config import RouterConfig, dump
+from tandem.config import RouterConfig
+from tandem.config_json import dump
 from tandem.errors import TandemError
 
 __all__ = ["RouterProcess"]

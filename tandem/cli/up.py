@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.config import ClusterConfig, TrustConfig, load_file
+from tandem.config import ClusterConfig, TrustConfig
+from tandem.config_json import load_file
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
 from tandem.tracing import require_tracing

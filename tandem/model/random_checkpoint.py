@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tandem.config import cache_home
+from tandem.environment import cache_home
 from tandem.errors import CheckpointError
 from tandem.model.config import ModelConfig
 from tandem.model.tensors import HEAD, expected_tensors

@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from tandem.cli.up import add_parser, check_model, chosen_ports, cluster_config, settle_trust
-from tandem.config import ClusterConfig, DecodeConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig, load
+from tandem.config import ClusterConfig, DecodeConfig, ModelSource, RouterConfig, TlsConfig, TrustConfig, WorkerConfig
+from tandem.config_json import load
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tandem.secret import Secret
 

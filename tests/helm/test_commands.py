@@ -13,7 +13,8 @@ from controller.node.ray_process import head_command, node_command
 from tandem.cli.head import head_config
 from tandem.cli.main import COMMANDS, build_parser
 from tandem.cli.router import router_config
-from tandem.config import ClusterConfig, TlsConfig, load
+from tandem.config import ClusterConfig, TlsConfig
+from tandem.config_json import load
 from tests.helm.charts import CASES, Object, case_values, objects, pods, preset_values
 
 VALUES: dict[str, dict[str, Any]] = {**{name: case_values(name) for name in CASES}, "gpu": preset_values("gpu", "rdma")}

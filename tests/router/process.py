@@ -29,7 +29,8 @@ from router.model import ServedModel
 from router.pipeline import Pipeline
 from router.server import HealthReporter, InferenceService, OperationsService, build_server
 from tandem.clock import MonotonicClock
-from tandem.config import RouterConfig, load
+from tandem.config import RouterConfig
+from tandem.config_json import load
 from tandem.metrics import exposition
 from tandem.rpc import bind
 from tests.router.tools import MODEL, SERVED
