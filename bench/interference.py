@@ -9,8 +9,8 @@ arrivals, and the arrivals' time to first token. Apart, both are seen by a clien
 
 Together, a chunk size trades the one for the other: a prompt that takes both cores for a large chunk is absorbed sooner, and
 every stream waits for it. So the time to first token is held against the setting whose streams were disturbed least. Exit 1:
-the streams' p99 apart is above 1.3 x their p50 from one arrival to the next (the median of these cycles, since the speed of a
-shared machine changes within a minute), or an arrival waits longer apart than there, the hand-off added.
+the streams' p99 apart is above 1.3 x their p50, or an arrival waits longer apart than there, the hand-off added. The spread from
+one arrival to the next (the median of these cycles) is shown too: the speed of a shared machine changes within a minute.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _judge(runs: dict[str, Measured]) -> bool:
     quickest = min(together, key=lambda name: quantile(together[name].ttft, 0.5))
     steadiest = min(together, key=lambda name: together[name].goal)
     print(f"\np99 / p50 of the streams apart: {apart.goal:.2f}, from one arrival to the next {apart.goal_within:.2f}", end="")
-    print(f"; goal {_GOAL}: {_verdict(apart.goal_within <= _GOAL)}")
+    print(f"; goal {_GOAL}: {_verdict(apart.goal <= _GOAL)}, {_verdict(apart.goal_within <= _GOAL)}")
     ttft_s, handoff_s = quantile(apart.ttft, 0.5), quantile(apart.handoff_s, 0.5)
     print(f"TTFT p50 apart {ttft_s:.2f} s; together, with the hand-off added:")
     allowed_s = 0.0
@@ -170,7 +170,7 @@ def _judge(runs: dict[str, Measured]) -> bool:
         run = together[name]
         allowed_s = quantile(run.ttft, 0.5) + handoff_s
         print(f"  {what}: {allowed_s:.2f} s at p99 = {run.goal:.2f} x p50 ({name}): {_verdict(ttft_s <= allowed_s)}")
-    return apart.goal_within <= _GOAL and ttft_s <= allowed_s
+    return apart.goal <= _GOAL and ttft_s <= allowed_s
 
 
 def main() -> int:
