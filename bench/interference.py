@@ -9,8 +9,8 @@ arrivals, and the arrivals' time to first token. Apart, both are seen by a clien
 
 Together, a chunk size trades the one for the other: a prompt that takes both cores for a large chunk is absorbed sooner, and
 every stream waits for it. So the time to first token is held against the setting whose streams were disturbed least. Exit 1:
-the streams' p99 apart is above 1.3 x their p50, or an arrival waits longer apart than there, the hand-off added. The spread from
-one arrival to the next (the median of these cycles) is shown too: the speed of a shared machine changes within a minute.
+the streams' p99 apart is above 1.3 x their p50, or an arrival waits longer apart than there, the hand-off added. The spread
+from one arrival to the next (the median of these cycles) is shown too: the speed of a shared machine changes within a minute.
 """
 
 from __future__ import annotations
