@@ -33,7 +33,7 @@ test: $(INSTALLED)  ## run every test, those that start a cluster too; not the m
 	@command -v promtool >/dev/null || echo "no prometheus here (.ci/run installs it): queries of dashboards and alerts are not evaluated"
 	@command -v aiperf >/dev/null || echo "no aiperf here (.ci/run installs it): no load generator but our own drives the cluster"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not chaos and not alone'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone tests/bench
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 chaos: $(INSTALLED)  ## kill, freeze and leave a real cluster under load for some minutes
 	@$(BIN)/python -m pytest -m chaos

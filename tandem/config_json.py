@@ -34,7 +34,7 @@ def load(cls: type[T], text: str, where: str = "configuration") -> T:
     """Parse what `dump` wrote, or what an operator wrote.
 
     Raises:
-        ConfigError: not JSON, an unknown key, or a value of the wrong type; names it.
+        ConfigError: not JSON, an unknown key, or a value of the wrong type or out of range; names it.
     """
     try:
         data = json.loads(text)

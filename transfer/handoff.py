@@ -136,7 +136,8 @@ class Outgoing:
         """With these the record is near: nothing is computed any more, or little after the last layer that has a state. Said
         sooner, as with the first of these layers, it would make the receiver look often, and so slow the decode steps beside
         it, for a whole chunk of prefill."""
-        return self.finish is not None or any(part.state_layer == self.plan.state_layers[-1] for part in parts)
+        last = self.plan.local.last_state_layer
+        return self.finish is not None or any(part.kind == "state" and part.state_layer == last for part in parts)
 
     def move(self, state: OutgoingState) -> None:
         assert state in OUTGOING_MOVES[self.state], f"{self.state.value} → {state.value}"

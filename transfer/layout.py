@@ -122,6 +122,11 @@ class CacheLayout:
         return firsts
 
     @cached_property
+    def last_state_layer(self) -> int | None:
+        """Deepest layer that has a state; None: no layer has."""
+        return max(self.state_firsts, default=None)
+
+    @cached_property
     def state_layer_bytes(self) -> dict[int, int]:
         """Layer → bytes of one slot of it."""
         sizes: dict[int, int] = {}

@@ -6,14 +6,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from tandem.cache.budget import PoolSizes
+from tandem.cache.memory import CacheMemory
+from tandem.cache.spec import CacheSpecs
 from tandem.config import TransferConfig
 from tandem.errors import HandoffError, HandoffRefused, LeaseLost, NoRoom, PeerRefused, TransferFailed
 from tests.transfer.helpers import (
     BLOCK,
     EPOCH,
     FINGERPRINT,
+    KV,
     SPECS,
     SPECS_STATE_LAYERS,
     DecodeSide,
@@ -24,8 +29,10 @@ from tests.transfer.helpers import (
     sequence_bytes,
 )
 from transfer.fake_agent import Faults
-from transfer.handoff import HandoffResult
+from transfer.handoff import Finish, HandoffResult, LeaseGrant, Outgoing
+from transfer.layout import CacheLayout
 from transfer.lease_state import AWAITED_STATES, Lease, LeaseState
+from transfer.plan import TransferPlan
 from transfer.record import HandoffRecord, WriteNotice, clock_id, decode_message
 
 
@@ -695,3 +702,17 @@ def attempt(pair: Pair, request_id: str) -> None:
         handoff.push_state(layer)
     handoff.push_kv(0, 10 // BLOCK)
     handoff.finish(10, 42, pair.clock.now(), done)
+
+
+def test_a_record_is_near_with_the_last_state_layer_and_without_any_at_the_end_only() -> None:
+    def outgoing(specs: CacheSpecs) -> Outgoing:
+        layout = CacheLayout.of(CacheMemory.allocate(specs, PoolSizes(num_blocks=4, num_slots=2)))
+        plan = TransferPlan.build(layout, layout, ((0, 1), (2, 3)), (0, 1))
+        return Outgoing(LeaseGrant("d", "l", EPOCH, bytes(16), (2, 3), 1), plan, "r", 1)
+
+    hybrid = outgoing(SPECS)
+    assert [hybrid.is_near_with([hybrid.plan.state(layer)]) for layer in SPECS_STATE_LAYERS] == [False, False, True]
+    no_states = outgoing(CacheSpecs(((KV,),)))
+    assert not no_states.is_near_with([no_states.plan.kv(0, np.arange(2))])
+    no_states.finish = Finish(8, 1, 0, 42, 0.0, lambda _: None)
+    assert no_states.is_near_with([no_states.plan.kv(0, np.arange(2))])
