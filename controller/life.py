@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.launcher import WorkerDied, WorkerHandle
+from tandem.patience import Patience
 
 __all__ = ["Timing", "bury", "start_bounded", "stop_bounded", "until_end"]
 
@@ -77,7 +78,7 @@ async def until_end(handle: WorkerHandle, timing: Timing) -> str:
             await asyncio.wait({ended}, timeout=timing.ping_s)
             if ended.done():
                 return ended.result()
-            async with asyncio.timeout(timing.answer_s):
+            async with Patience(timing.answer_s):
                 await handle.progress()
     except WorkerDied as error:
         return str(error)

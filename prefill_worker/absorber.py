@@ -47,8 +47,9 @@ class Absorber:
         if self._memory.keeps_states and self._chunk_tokens:
             self._waiting.append(task)
 
-    def step(self, between_layers: Callable[[], None]) -> None:
-        """One chunk, if there is anything to absorb. between_layers() may run prompts; memory is not given up there."""
+    def step(self, give_way: Callable[[], None]) -> None:
+        """One chunk, if there is anything to absorb. give_way() is called several times in each layer, and may run
+        prompts; memory is not given up there."""
         if self._now is None and not self._start():
             return
         prompt = self._now
@@ -60,7 +61,7 @@ class Absorber:
         chunk = SequenceChunk(new, prompt.num_computed, prompt.memory.block_ids, prompt.memory.slot)
         self._is_computing = True
         try:
-            self._engine.forward([chunk], lambda layer: between_layers())
+            self._engine.forward([chunk], give_way=give_way)
         except Exception:  # the step ends here, and with it this answer only: nobody waits for it
             logger.exception("an answer could not be absorbed")
             self._end(prompt)

@@ -28,12 +28,13 @@ class ChunkStep:
         self,
         prompts: Sequence[RunningPrompt],
         plans: Sequence[ChunkPlan],
-        between_layers: Callable[[], None] | None = None,
+        give_way: Callable[[], None] | None = None,
     ) -> list[Drawn | TandemError]:
         """Run one planned chunk of each prompt. Returns the first tokens of those that it completes, in order, or why one
         cannot have its token.
 
-        between_layers() may run other prompts: nothing of a sequence is kept outside its own blocks and slot."""
+        give_way() is called several times in each layer, and may run other prompts: nothing of a sequence is kept outside its
+        own blocks and slot."""
         chunks = [
             SequenceChunk(
                 tokens=prompt.tokens[prompt.num_computed : prompt.num_computed + plan.num_tokens],
@@ -45,12 +46,7 @@ class ChunkStep:
         ]
         completed = [prompt for prompt, plan in zip(prompts, plans, strict=True) if plan.is_last]
 
-        def on_layer(layer: int) -> None:
-            self._push_layer(completed, layer)
-            if between_layers is not None:
-                between_layers()
-
-        hidden_TD = self.engine.forward(chunks, on_layer)
+        hidden_TD = self.engine.forward(chunks, lambda layer: self._push_layer(completed, layer), give_way)
         output = PromptOutput(self.engine, self.grammars)
         ends = list(accumulate(plan.num_tokens for plan in plans))
         for prompt, plan, end in zip(prompts, plans, ends, strict=True):

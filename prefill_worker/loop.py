@@ -34,9 +34,9 @@ from prefill_worker.report import Reporter
 from prefill_worker.scheduler import (
     ChunkPlan,
     PrefillPolicy,
-    num_tokens_between_layers,
-    plan_between_layers,
+    num_tokens_within_step,
     plan_step,
+    plan_within_step,
 )
 from prefill_worker.traced import PrefillTraces
 from prefill_worker.waste import WasteCount
@@ -56,8 +56,8 @@ __all__ = ["PrefillLoop"]
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
-# A reservation takes milliseconds, a layer of a large step takes tens: the answer is worth waiting for.
-_BETWEEN_LAYERS_S = 0.02
+# A reservation takes milliseconds, half a layer of a tile takes ten: the answer is worth waiting for.
+_RESERVING_S = 0.02
 
 
 class PrefillLoop:
@@ -121,7 +121,7 @@ class PrefillLoop:
             self._step(plan.chunks)
             self._memory.publish()
         elif self._absorber.has_work:
-            self._absorber.step(self._between_layers(frozenset(), math.inf))
+            self._absorber.step(self._giving_way(frozenset(), math.inf))
             self._memory.publish()
         elif self._prompts.is_empty:
             self._check_pools()
@@ -192,13 +192,13 @@ class PrefillLoop:
                 prompt.started_s = started_s
                 self._report.started(prompt.task)
                 self._measured.found(prompt.task, prompt.memory.num_cached)
-        between_layers = None
+        give_way = None
         if not any(prompt.task.is_interactive for prompt in prompts):
             num_tokens = sum(plan.num_tokens for plan in plans)
             suspended = {prompt.task.key for prompt in prompts}
-            between_layers = self._between_layers(suspended, num_tokens_between_layers(num_tokens, self._sizes.policy))
+            give_way = self._giving_way(suspended, num_tokens_within_step(num_tokens, self._sizes.policy))
         try:
-            first_tokens = self._chunk_step.run(prompts, plans, between_layers)
+            first_tokens = self._chunk_step.run(prompts, plans, give_way)
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
@@ -211,9 +211,10 @@ class PrefillLoop:
         self.waste.computed(prompt.task.key for prompt in prompts)
         self._settle(prompts, plans, first_tokens)
 
-    def _between_layers(self, suspended: Set[Key], num_left: float) -> Callable[[], None]:
-        """What to do between two layers of a step that is in no hurry: interactive prompts that have come are computed there,
-        `num_left` tokens of them at most. So they wait for a layer rather than for a step. suspended: whose step it is."""
+    def _giving_way(self, suspended: Set[Key], num_left: float) -> Callable[[], None]:
+        """What to do several times in each layer of a step that is in no hurry: interactive prompts that have come are computed
+        there, `num_left` tokens of them at most. So they wait for a part of a layer rather than for a step. suspended: whose
+        step it is."""
 
         def receive(wait_s: float) -> None:
             for message in self._mail.take_during_step(self.inbox, wait_s, suspended):
@@ -226,8 +227,8 @@ class PrefillLoop:
                 receive(0.0)
                 self._beginnings.start_waiting(self._sizes.policy)
                 if self._beginnings.is_answer_near():
-                    receive(_BETWEEN_LAYERS_S)
-                chunks = plan_between_layers(self._prompts.works(), self._sizes.policy, num_left)
+                    receive(_RESERVING_S)
+                chunks = plan_within_step(self._prompts.works(), self._sizes.policy, num_left)
                 if not chunks:
                     break
                 self._step(chunks)

@@ -21,9 +21,9 @@ __all__ = [
     "StepPlan",
     "Work",
     "may_begin",
-    "num_tokens_between_layers",
-    "plan_between_layers",
+    "num_tokens_within_step",
     "plan_step",
+    "plan_within_step",
 ]
 
 
@@ -90,13 +90,13 @@ def plan_step(works: Sequence[Work], policy: PrefillPolicy, batch_credit: float 
     return StepPlan((*first, *rest), credit - min(owed, _total(rest)))
 
 
-def num_tokens_between_layers(step_tokens: int, policy: PrefillPolicy) -> float:
-    """Interactive tokens that may be computed between the layers of a step of `step_tokens` batch tokens: the step is then the
+def num_tokens_within_step(step_tokens: int, policy: PrefillPolicy) -> float:
+    """Interactive tokens that may be computed within a step of `step_tokens` batch tokens: the step is then the
     share that batch is owed."""
     return step_tokens * (1.0 / policy.batch_share - 1.0) if policy.batch_share else math.inf
 
 
-def plan_between_layers(works: Sequence[Work], policy: PrefillPolicy, num_left: float) -> tuple[ChunkPlan, ...]:
+def plan_within_step(works: Sequence[Work], policy: PrefillPolicy, num_left: float) -> tuple[ChunkPlan, ...]:
     """Chunks of interactive prompts alone, `num_left` tokens at most."""
     interactive = [index for index in _ranked(works, policy) if works[index].service_class is ServiceClass.INTERACTIVE]
     return tuple(_fill(interactive, works, int(min(policy.chunk_tokens, num_left)), policy, may_be_empty=True))

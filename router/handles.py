@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ from router.events import AttemptEvent, AttemptKey, Failed, FirstToken, PrefillS
 from router.prefixes import PrefixEntry
 from router.worker import PREFILL, Sink, Subscriptions, WorkerInfo, WorkerLoad
 from tandem.measures import Measures
+from tandem.patience import Patience
 from tandem.request import FinishReason, Request
 from tandem.rpc import create_internal_channel
 from tandem.trust import Trust
@@ -120,35 +121,29 @@ class GrpcWorkerHandle:
             backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
 
     async def _session(self) -> str:
-        """One session, from hello to its end; returns why it ended when the worker ended it in order."""
+        """One session, from hello to its end; returns why it ended when the worker ended it in order.
+
+        Raises:
+            TimeoutError: nothing came for too long. AioRpcError: the stream broke.
+        """
         self._commands = asyncio.Queue()
         self._commands.put_nowait(self._make_command(hello=self._router_id))
         stub = pb_grpc.PrefillWorkerStub if self.info.role == PREFILL else pb_grpc.DecodeWorkerStub
         call = stub(self._channel).Session()
         writing = asyncio.create_task(self._write(call))
         try:
-            async for message in self._read(call):
-                if self.load is None:
-                    self._subscriptions.restore()
-                    log.info("worker %s (%s, %s) is connected", self.info.id, self.info.role, self.info.address)
-                self._dispatch(message)
+            async with Patience(self._silence_s) as patience:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    patience.heard()
+                    if self.load is None:
+                        self._subscriptions.restore()
+                        log.info("worker %s (%s, %s) is connected", self.info.id, self.info.role, self.info.address)
+                    self._dispatch(message)
         finally:
             call.cancel()
             writing.cancel()
             await asyncio.wait([writing])
         return "the worker ended the session"
-
-    async def _read(self, call: grpc.aio.StreamStreamCall[Command, Events]) -> AsyncIterator[Events]:
-        """
-        Raises:
-            TimeoutError: nothing came for too long. AioRpcError: the stream broke.
-        """
-        while True:
-            async with asyncio.timeout(self._silence_s):
-                message = await call.read()
-            if message is grpc.aio.EOF:
-                return
-            yield message
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Command, Events]) -> None:
         # When the stream breaks the reader says why; here it is enough to stop.

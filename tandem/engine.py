@@ -69,14 +69,20 @@ class Engine:
         """Chunks that end at multiples of it keep a prompt's numbers those of the uncut one."""
         return self.loaded.model.tile_tokens
 
-    def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        chunks: Sequence[SequenceChunk],
+        on_layer: Callable[[int], None] | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
         """One step over `chunks`. Returns the hidden states after the final norm, `[T, D]`.
 
-        on_layer(i) is called as soon as layer i's caches stand for all new tokens.
+        on_layer(i) is called as soon as layer i's caches stand for all new tokens. give_way() is called several times in
+        each layer, and may run a step over other sequences.
         """
         batch = ForwardBatch.build(chunks, self.block_size_tokens, self.device)
         with torch.inference_mode():
-            return self.loaded.model.forward(batch, self.memory, on_layer)
+            return self.loaded.model.forward(batch, self.memory, on_layer, give_way)
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():

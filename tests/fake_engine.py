@@ -41,12 +41,19 @@ class FakeEngine:
         self.fail_next = False
         self.spoilt_rows: set[int] = set()
 
-    def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        chunks: Sequence[SequenceChunk],
+        on_layer: Callable[[int], None] | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("scripted failure of a step")
         self.steps.append(list(chunks))
         for layer in range(len(SPECS.layers)):
+            if give_way is not None:
+                give_way()
             if on_layer is not None:
                 on_layer(layer)
         return torch.tensor([[float(token)] for chunk in chunks for token in chunk.tokens])

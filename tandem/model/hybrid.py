@@ -22,6 +22,10 @@ from tandem.model.tiles import cut_into_tiles
 __all__ = ["HybridModel"]
 
 
+def _nothing(*_: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class _Layer:
     mixer_norm_N: torch.Tensor
@@ -75,22 +79,31 @@ class HybridModel:
         return CacheSpecs(tuple(per_kind[kind] for kind in config.layer_types))
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, memory: CacheMemory, on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        memory: CacheMemory,
+        on_layer: Callable[[int], None] | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
         """Run the batch's new tokens, updating the caches: hidden states `[T, N]` after the final norm.
 
         `on_layer(i)` is called as soon as layer i's caches for this batch are final, before the layer's MLP, so that
-        a sender may push them while the rest computes.
+        a sender may push them while the rest computes. `give_way()` is called before each tile of each layer's mixer and
+        MLP, and may run other sequences' batches on the same memory.
         """
+        on_layer, give_way = on_layer or _nothing, give_way or _nothing
         kernels, eps = self._kernels, self.config.rms_norm_eps
         tiles = cut_into_tiles(batch, kernels.tile_tokens, kernels.alike_rows)
         steps = [self._step_context(tile, memory) for _, tile in tiles]
         xs_TN = [functional.embedding(tile.token_ids_T, self._embedding_VN) for _, tile in tiles]
         for index, layer in enumerate(self._layers):
             for i, step in enumerate(steps):
+                give_way()
                 xs_TN[i] = layer.mixer(kernels.rms_norm(xs_TN[i], layer.mixer_norm_N, eps), xs_TN[i], step)
-            if on_layer is not None:
-                on_layer(index)
+            on_layer(index)
             for i, step in enumerate(steps):
+                give_way()
                 xs_TN[i] = layer.mlp(kernels.rms_norm(xs_TN[i], layer.mlp_norm_N, eps), xs_TN[i], step)
         hidden = [kernels.rms_norm(x_TN, self._final_norm_N, eps) for x_TN in xs_TN]
         if len(tiles) == 1:

@@ -1,6 +1,7 @@
 """The controller with workers that are no processes: pairing, publication, death, replacement, order at the end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -287,3 +288,25 @@ async def test_shutdown_while_workers_start_leaves_nothing() -> None:
     await cluster.controller.shutdown()
     await cluster.loop
     assert all("kill" in worker.calls for worker in cluster.launcher.workers)
+
+
+async def test_a_worker_is_not_replaced_because_the_controller_did_not_run() -> None:
+    cluster = Cluster(1, 1, Timing(ping_s=0.01, answer_s=0.1, stop_s=0.01, shutdown_s=0.01, kill_s=0.01))
+    await cluster.controller.wait_ready(1, 1)
+    prefill = next(iter(cluster.launcher.of("prefill")))
+    answered = asyncio.Event()
+
+    async def progress() -> tuple[int, int]:
+        time.sleep(0.3)  # noqa: ASYNC251 — the question is on its way, and nothing in this process runs
+        await asyncio.sleep(0.02)
+        answered.set()
+        return (1, 1)
+
+    prefill.progress = progress  # type: ignore[method-assign]
+    async with asyncio.timeout(2):
+        await answered.wait()
+    await asyncio.sleep(0.02)
+    assert EventKind.LOST not in {event.kind for event in cluster.controller.overview().events}
+    del prefill.progress
+    await cluster.controller.shutdown()
+    await cluster.loop

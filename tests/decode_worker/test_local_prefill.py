@@ -37,14 +37,19 @@ class SlowEngine(FakeEngine):
         self.clock = clock
         self.between: Callable[[], None] = lambda: None
 
-    def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        chunks: Sequence[SequenceChunk],
+        on_layer: Callable[[int], None] | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
         def slowly(layer: int) -> None:
             self.clock.advance(LAYER_S)
             if on_layer is not None:
                 self.between()
                 on_layer(layer)
 
-        return super().forward(chunks, slowly)
+        return super().forward(chunks, slowly, give_way)
 
 
 class Bench:

@@ -118,6 +118,26 @@ def test_a_layer_is_reported_in_order_when_its_caches_are_final(variant: MakeVar
             assert torch.equal(early.nan_to_num(), final.nan_to_num())
 
 
+@pytest.mark.parametrize("num_tokens", [40, 600])
+def test_others_may_be_computed_wherever_a_step_gives_way(variant: MakeVariant, tokens_500: list[int], num_tokens: int) -> None:
+    made = variant("uneven layers")
+    tokens = (tokens_500 * 2)[:num_tokens]
+    runner = Runner(made.loaded)
+    batch = ForwardBatch.build([SequenceChunk(tokens, 0, list(range(40)), 0)], runner.block_size)
+    other = ForwardBatch.build([SequenceChunk(tokens_500[50:90], 0, [40, 41, 42], 1)], runner.block_size)
+    alone, other_alone = (runner.model.forward(each, runner.memory) for each in (batch, other))
+    others: list[torch.Tensor] = []
+    layers: list[int] = []
+    hidden = runner.model.forward(
+        *(batch, runner.memory, layers.append),
+        give_way=lambda: others.append(runner.model.forward(other, runner.memory)),
+    )
+    assert torch.equal(hidden, alone)
+    assert all(torch.equal(each, other_alone) for each in others)
+    num_tiles = -(-num_tokens // runner.model.tile_tokens)
+    assert len(others) == 2 * num_tiles * len(layers) == 2 * num_tiles * 5
+
+
 def test_a_step_writes_only_its_own_blocks_and_slots(variant: MakeVariant, tokens_500: list[int]) -> None:
     runner = Runner(variant("uneven layers").loaded)
     for split in (40, 1):

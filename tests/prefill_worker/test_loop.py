@@ -461,18 +461,18 @@ class Suspended:
         bench.grants_at_once = True
         forward, acts = bench.engine.forward, [act]
 
-        def interrupted(chunks: Any, on_layer: Any) -> Any:
-            def with_act(layer: int) -> None:
+        def interrupted(chunks: Any, on_layer: Any, give_way: Any) -> Any:
+            def with_act() -> None:
                 if acts:
                     acts.pop()()
-                on_layer(layer)
+                give_way()
 
-            return forward(chunks, with_act)
+            return forward(chunks, on_layer, with_act if give_way else None)
 
         bench.engine.forward = interrupted  # type: ignore[method-assign]
 
 
-def test_an_interactive_prompt_waits_for_a_layer_of_a_batch_step_not_for_its_end(bench: Bench) -> None:
+def test_an_interactive_prompt_waits_for_a_part_of_a_batch_step_not_for_its_end(bench: Bench) -> None:
     def come() -> None:
         bench.place("soon", 5)
 
@@ -514,7 +514,7 @@ def test_nothing_overtakes_the_end_of_a_routers_session(bench: Bench) -> None:
 
 
 def test_batch_keeps_its_share_of_the_tokens_while_interactive_prompts_have_work(bench: Bench) -> None:
-    """Of a step of 8 batch tokens at a share of a tenth, 72 interactive ones may come between its layers."""
+    """Of a step of 8 batch tokens at a share of a tenth, 72 interactive ones may come within it."""
     Suspended(bench, lambda: [bench.place("long", 93)])
     bench.turn()
     steps = [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps]

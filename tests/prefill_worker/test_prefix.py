@@ -153,17 +153,17 @@ def test_absorbed_chunks_end_where_a_prompts_tiles_do(bench: Bench) -> None:
     assert [(c.context_tokens, len(c.tokens)) for [c] in bench.engine.steps] == [(10, 6), (16, 16), (32, 16), (48, 2)]
 
 
-def test_a_prompt_that_comes_is_computed_between_the_layers_of_what_is_absorbed(bench: Bench) -> None:
+def test_a_prompt_that_comes_is_computed_within_a_step_of_what_is_absorbed(bench: Bench) -> None:
     bench.grants_at_once = True
     forward, acts = bench.engine.forward, [lambda: bench.place("soon", 5), lambda: bench.place("large", 4 * 32)]
 
-    def interrupted(chunks: Any, on_layer: Any) -> Any:
-        def with_act(layer: int) -> None:
+    def interrupted(chunks: Any, on_layer: Any = None, give_way: Any = None) -> Any:
+        def with_act() -> None:
             if acts:
                 acts.pop(0)()
-            on_layer(layer)
+            give_way()
 
-        return forward(chunks, with_act)
+        return forward(chunks, on_layer, with_act if give_way else None)
 
     bench.engine.forward = interrupted  # type: ignore[method-assign]
     bench.loop.inbox.put(answer_of("a", 10, 6))
@@ -176,16 +176,16 @@ def test_a_prompt_that_comes_is_computed_between_the_layers_of_what_is_absorbed(
     assert [task.request.request_id for task in bench.reserved] == ["soon", "large"]
 
 
-def test_a_prompt_between_layers_is_computed_no_further_once_it_is_cancelled(bench: Bench) -> None:
+def test_a_prompt_within_anothers_step_is_computed_no_further_once_it_is_cancelled(bench: Bench) -> None:
     bench.grants_at_once = True
     forward = bench.engine.forward
 
-    def interrupted(chunks: Any, on_layer: Any) -> Any:
+    def interrupted(chunks: Any, on_layer: Any = None, give_way: Any = None) -> Any:
         if chunks[0].context_tokens == 8:  # the second of three chunks
             bench.loop.inbox.put(CancelTask(("soon", 1)))
         elif not bench.reserved:
             bench.place("soon", 24)
-        return forward(chunks, on_layer)
+        return forward(chunks, on_layer, give_way)
 
     bench.engine.forward = interrupted  # type: ignore[method-assign]
     bench.loop.inbox.put(answer_of("a", 10, 6))

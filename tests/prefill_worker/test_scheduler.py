@@ -12,9 +12,9 @@ from prefill_worker.scheduler import (
     PrefillPolicy,
     Work,
     may_begin,
-    num_tokens_between_layers,
-    plan_between_layers,
+    num_tokens_within_step,
     plan_step,
+    plan_within_step,
 )
 from tandem.request import ServiceClass
 
@@ -158,15 +158,15 @@ def test_plans_are_values() -> None:
     assert plan_step([work(10)], POLICY).chunks == (ChunkPlan(0, 10, True),)
 
 
-def test_between_layers_interactive_prompts_alone_are_computed_in_order_and_within_the_rest() -> None:
+def test_within_a_step_interactive_prompts_alone_are_computed_in_order_and_within_the_rest() -> None:
     works = [work(700, kind=BATCH), work(300), work(40)]
-    assert [(c.index, c.num_tokens) for c in plan_between_layers(works, POLICY, 10_000)] == [(2, 40), (1, 300)]
-    assert [(c.index, c.num_tokens) for c in plan_between_layers(works, POLICY, 100)] == [(2, 40), (1, 60)]
-    assert plan_between_layers(works[:1], POLICY, 10_000) == ()
-    assert plan_between_layers([work(2000)], TILED, 255) == ()  # no chunk ends within a tile for want of a rest
+    assert [(c.index, c.num_tokens) for c in plan_within_step(works, POLICY, 10_000)] == [(2, 40), (1, 300)]
+    assert [(c.index, c.num_tokens) for c in plan_within_step(works, POLICY, 100)] == [(2, 40), (1, 60)]
+    assert plan_within_step(works[:1], POLICY, 10_000) == ()
+    assert plan_within_step([work(2000)], TILED, 255) == ()  # no chunk ends within a tile for want of a rest
 
 
 def test_a_batch_step_is_its_share_of_what_is_computed_until_it_ends() -> None:
     policy = PrefillPolicy(chunk_tokens=512, batch_share=0.25)
-    assert num_tokens_between_layers(100, policy) == pytest.approx(300)
-    assert num_tokens_between_layers(100, PrefillPolicy(chunk_tokens=512, batch_share=0.0)) == float("inf")
+    assert num_tokens_within_step(100, policy) == pytest.approx(300)
+    assert num_tokens_within_step(100, PrefillPolicy(chunk_tokens=512, batch_share=0.0)) == float("inf")

@@ -1,6 +1,7 @@
 """Sessions with workers over real gRPC: hello first, events to whom they concern, a lost worker fails what it had."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -183,6 +184,14 @@ async def test_a_silent_worker_is_lost() -> None:
         it.handle.subscribe(("r", 1), it.events.append)
         await until(lambda: it.events)
         assert it.events[0].reason == "silent for 0.05 s"
+
+
+async def test_a_worker_is_not_lost_because_the_router_did_not_run() -> None:
+    async with session(PREFILL, silence_s=0.2) as it:
+        it.handle.subscribe(("r", 1), it.events.append)
+        time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile, as when its machine is paused
+        await it.say(pb.PrefillEvents(load=pb.WorkerLoad(queue=4)), lambda: it.handle.load and it.handle.load.queue == 4)
+        assert it.events == []
 
 
 async def test_a_dead_worker_is_lost() -> None:

@@ -42,7 +42,7 @@ _WEIGHTS = _CHANCE.integers(1, 1 << 63, MAX_CONTEXT + BLOCK, dtype=np.uint64) | 
 _WEIGHT_INTS: list[int] = _WEIGHTS.tolist()
 _POSITIONS = np.arange(MAX_CONTEXT + BLOCK, dtype=np.uint64)
 _GREEDY: list[int] = _TABLE.argmax(dim=-1).tolist()
-_NO_LAYER: Callable[[int], None] = lambda layer: None  # noqa: E731
+_NOTHING: Callable[..., None] = lambda *_: None  # noqa: E731
 
 
 def _next_word(word: int, token: int, layer: int) -> int:
@@ -83,17 +83,24 @@ class DigestEngine:
         self._tails = {layer: self.memory.conv[layer].numpy().view(np.int32) for layer in _STATE_LAYERS}
         self._marks = self.memory.kv[_KV_LAYER].view(num_blocks, 2, 2 * BLOCK).numpy().view(np.uint64)
 
-    def forward(self, chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        chunks: Sequence[SequenceChunk],
+        on_layer: Callable[[int], None] | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("scripted failure of a step")
-        on_layer = on_layer or _NO_LAYER
+        on_layer, give_way = on_layer or _NOTHING, give_way or _NOTHING
         totals = [0] * len(chunks)
         for layer in range(len(SPECS.layers)):
+            give_way()
             absorb = self._absorb_kv if layer == _KV_LAYER else self._absorb_state
             for place, chunk in enumerate(chunks):
                 totals[place] = (totals[place] * _OTHER + absorb(layer, chunk)) & _MASK
             on_layer(layer)
+            give_way()
             self.between()
         rows: list[list[float]] = []
         for chunk, total in zip(chunks, totals, strict=True):
