@@ -13,10 +13,11 @@ __all__ = ["parse_json"]
 def parse_json(text: str | bytes, field: str) -> Any:
     """
     Raises:
-        InvalidRequest: no UTF-8, no JSON, or nested too deeply; says where.
+        InvalidRequest: no UTF-8 (the only encoding of JSON between systems: RFC 8259, 8.1), no JSON, or nested too deeply;
+            says where.
     """
     try:
-        return json.loads(text)
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise InvalidRequest(field, f"is no valid JSON: {error}") from error
     except UnicodeDecodeError as error:
