@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 
 from tandem.config import WorkerConfig
 from tandem.config_json import dump, load
@@ -22,7 +23,9 @@ from tandem.model.batch import SequenceChunk
 from tandem.request import Request, SamplingParams, StopRules
 from tandem.sampling import SequenceSampler, sample_each
 
-__all__ = ["Arrival", "Served", "serve_colocated"]
+__all__ = ["Arrival", "Served", "serve_colocated", "serve_unconnected"]
+
+_LOADING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +123,49 @@ def serve_colocated(
     mixed: bool,
 ) -> list[Served]:
     """Serve for so long in a process of its own that keeps to these cores, a compute thread for each. In order of arrival."""
+    (served,) = _serve_each(config, [(arrivals, cores)], seconds, chunk_tokens, mixed)
+    return served
+
+
+def serve_unconnected(
+    config: WorkerConfig, arrivals: Sequence[Arrival], seconds: float, cores: tuple[int, int], *, chunk_tokens: int
+) -> list[Served]:
+    """The prompts on the first core and the streams of time 0 on the second, in two processes that know nothing of each other.
+
+    What prefill and decode apart could be at best on this machine: no hand-off, no messages, no newcomers among the streams. A
+    prompt ends with its first token. The streams come first in the result."""
+    streams = [arrival for arrival in arrivals if arrival.at_s <= 0]
+    prompts = [replace(arrival, max_new_tokens=1) for arrival in arrivals if arrival.at_s > 0]
+    shares = [(prompts, frozenset(cores[:1])), (streams, frozenset(cores[1:]))]
+    served_prompts, served_streams = _serve_each(config, shares, seconds, chunk_tokens, mixed=False)
+    return served_streams + served_prompts
+
+
+def _serve_each(
+    config: WorkerConfig,
+    shares: Sequence[tuple[Sequence[Arrival], frozenset[int]]],
+    seconds: float,
+    chunk_tokens: int,
+    mixed: bool,
+) -> list[list[Served]]:
+    """A process for each share of the arrivals, on cores of its own. Their clocks start together."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    config = replace(config, threads=len(cores))
-    how = (dump(config), arrivals, seconds, cores, chunk_tokens, mixed, theirs)
-    process = context.Process(target=_serve, args=how, daemon=True)
-    process.start()
-    theirs.close()
+    all_ready = context.Barrier(len(shares))
+    processes, pipes = [], []
+    for arrivals, cores in shares:
+        ours, theirs = context.Pipe()
+        own = dump(replace(config, threads=len(cores)))
+        how = (own, arrivals, seconds, cores, chunk_tokens, mixed, all_ready, theirs)
+        processes.append(context.Process(target=_serve, args=how, daemon=True))
+        processes[-1].start()
+        theirs.close()
+        pipes.append(ours)
     try:
-        served: list[Served] = ours.recv()
-        return served
+        return [pipe.recv() for pipe in pipes]
     finally:
-        process.join(timeout=10)
-        process.kill()
+        for process in processes:
+            process.join(timeout=10)
+            process.kill()
 
 
 def _serve(
@@ -142,6 +175,7 @@ def _serve(
     cores: frozenset[int],
     chunk_tokens: int,
     mixed: bool,
+    all_ready: Barrier,
     parent: Connection,
 ) -> None:
     os.sched_setaffinity(0, cores)
@@ -153,6 +187,7 @@ def _serve(
         served.append(server.join(arrival, number, 0.0))
     while not all(sequence.decodes for sequence in server.running):
         server.step(time.monotonic())
+    all_ready.wait(_LOADING_S)
     for one in served:
         one.token_s.clear()
     started_s = time.monotonic()

@@ -2,10 +2,12 @@
 
     python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 256 128]
 
-Four streams decode on the 121 M checkpoint while a long prompt arrives every few seconds. First a prefill and a decode worker
-on one core each; then the same engine in one process on both cores, which computes prompts by chunks between the streams'
-steps, once for each chunk size and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and under
-arrivals, and the arrivals' time to first token. Apart, both are seen by a client process, which shares the two cores.
+Four streams decode on the 121 M checkpoint while a long prompt arrives every few seconds. First the limit: the bare engine on
+one core with the streams, and on the other with the prompts, and nothing between them. What the streams suffer there is the
+machine's doing (two cores may be two threads of one, and share caches and memory in any case). Then a prefill and a decode
+worker on one core each; then the same engine in one process on both cores, which computes prompts by chunks between the
+streams' steps, once for each chunk size and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and
+under arrivals, and the arrivals' time to first token. Apart, both are seen by a client process, which shares the two cores.
 
 Together, a chunk size trades the one for the other: a prompt that takes both cores for a large chunk is absorbed sooner, and
 every stream waits for it. So the time to first token is held against the setting whose streams were disturbed least. Exit 1:
@@ -27,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.checkpoints import bench_checkpoint
-from bench.colocated import Arrival, serve_colocated
+from bench.colocated import Arrival, Served, serve_colocated, serve_unconnected
 from bench.machine import memory_read_gbps
 from bench.pair import Outcome, WorkerPair, worker_pair
 from bench.stats import quantile, summary_ms
@@ -42,6 +44,7 @@ _STREAM_PROMPT = 128
 _ANSWER = 8
 _QUIET_S = 5.0
 _GOAL = 1.3
+_LIMIT = "the limit: apart, with nothing between them"
 _APART = "apart, 1 + 1 core"
 
 
@@ -106,9 +109,14 @@ def _measured(
     )
 
 
-async def _apart(config: WorkerConfig, arrivals: list[Arrival], end_s: float, every_s: float) -> Measured:
+def _cores() -> tuple[int, int]:
+    """Of prefill and of decode."""
     cores = sorted(os.sched_getaffinity(0))
-    async with worker_pair(config, cores=(cores[0], cores[-1])) as pair:
+    return cores[0], cores[-1]
+
+
+async def _apart(config: WorkerConfig, arrivals: list[Arrival], end_s: float, every_s: float) -> Measured:
+    async with worker_pair(config, cores=_cores()) as pair:
         begun = [_send(pair, number, arrival) for number, arrival in enumerate(arrivals) if arrival.at_s <= 0]
         await pair.until(lambda: all(len(outcome.token_s) > 2 for outcome in begun))
         started_s = time.monotonic()
@@ -161,11 +169,12 @@ def _verdict(holds: bool) -> str:
 def _judge(runs: dict[str, Measured]) -> bool:
     """Prints what was asked for and what came; True: both goals are met."""
     apart = runs[_APART]
-    together = {name: run for name, run in runs.items() if run is not apart}
+    together = {name: run for name, run in runs.items() if name not in (_APART, _LIMIT)}
     quickest = min(together, key=lambda name: quantile(together[name].ttft, 0.5))
     steadiest = min(together, key=lambda name: together[name].goal)
     print(f"\np99 / p50 of the streams apart: {apart.goal:.2f}, from one arrival to the next {apart.goal_within:.2f}", end="")
     print(f"; goal {_GOAL}: {_verdict(apart.goal <= _GOAL)}, {_verdict(apart.goal_within <= _GOAL)}")
+    print(f"the limit: {runs[_LIMIT].goal:.2f}, from one arrival to the next {runs[_LIMIT].goal_within:.2f}")
     ttft_s, handoff_s = quantile(apart.ttft, 0.5), quantile(apart.handoff_s, 0.5)
     print(f"TTFT p50 apart {ttft_s:.2f} s; together, with the hand-off added:")
     allowed_s = {name: quantile(together[name].ttft, 0.5) + handoff_s for name in (quickest, steadiest)}
@@ -186,7 +195,14 @@ def main() -> int:
     )
     arrivals, end_s = _arrivals(args), _QUIET_S + args.seconds
     print(f"memory read, one thread: {memory_read_gbps():.1f} GB/s")
-    runs = {_APART: asyncio.run(_apart(config, arrivals, end_s, args.every))}
+
+    def measured(served: Sequence[Served]) -> Measured:
+        return _measured([(one.came_s, one.token_s) for one in served], [], end_s, args.every)
+
+    alone = serve_unconnected(config, arrivals, end_s, _cores(), chunk_tokens=config.prefill.chunk_tokens)
+    runs = {_LIMIT: measured(alone)}
+    _show(_LIMIT, runs[_LIMIT])
+    runs[_APART] = asyncio.run(_apart(config, arrivals, end_s, args.every))
     _show(_APART, runs[_APART])
     cores = frozenset(os.sched_getaffinity(0))
     for chunk_tokens in args.chunk_tokens:
@@ -194,7 +210,7 @@ def main() -> int:
             served = serve_colocated(config, arrivals, end_s, cores, chunk_tokens=chunk_tokens, mixed=mixed)
             how = "one forward pass" if mixed else "in turns"
             name = f"together, {len(cores)} cores, chunks of {chunk_tokens}, {how}"
-            runs[name] = _measured([(one.came_s, one.token_s) for one in served], [], end_s, args.every)
+            runs[name] = measured(served)
             _show(name, runs[name])
     print(f"\nmemory read, one thread: {memory_read_gbps():.1f} GB/s")
     met = _judge(runs)
