@@ -71,6 +71,17 @@ def test_documents_are_full_of_questions(length: int) -> None:
     assert recalled * 110 > length * len(made), recalled
 
 
+def test_conversations_about_people_ask_mostly_who() -> None:
+    asks = re.compile(r"(Who|What|Where|How|Tell me|Is|Which) [^?.]*[?.]")
+    kinds = {"all": (1.0, 0.0), "people": (1.0, 1.0)}
+    who = {}
+    for name, how in kinds.items():
+        made = [document(random.Random(f"people {seed}"), 128, *how) for seed in range(80)]
+        found = [m[0] for one in made if Kind.RECALL in one.kinds for m in asks.finditer(one.text)]
+        who[name] = sum(asked.startswith(("Who", "Tell me who")) for asked in found) / len(found)
+    assert who["people"] > 0.8 > 2 * who["all"], who
+
+
 def test_turns_alternate_and_close() -> None:
     for seed in range(40):
         text = document(random.Random(seed), 256).text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -106,14 +107,16 @@ def _level(length: int) -> _Level:
 
 _ASKED_TOKENS = 16  # of a question with its answer
 _ASKED_TOGETHER = (1, 1, 2, 4)  # the most questions of a turn: a conversation's habit
+_WHO_SHARE = 0.8
+_ASKS_WHO = re.compile("(Who|Tell me who) ")
 
 
-def _facts_conversation(rng: random.Random, length: int, focus: float) -> Document:
+def _facts_conversation(rng: random.Random, length: int, focus: float, people: float) -> Document:
     """Facts among small talk, then questions about them; long conversations tell and ask in a few rounds."""
     writer = Writer()
     if rng.random() < 0.1:
         writer.user("You are a helpful assistant.", "system")
-    world = World(rng, focused=focus > 0.0 and rng.random() < focus)
+    world = World(rng, focused=focus > 0.0 and rng.random() < focus, about_people=people > 0.0 and rng.random() < people)
     known: list[Fact] = []
     rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.choice((1, 1, 2, 4))
     for number in range(1, rounds + 1):
@@ -165,7 +168,7 @@ def _arranged(rng: random.Random, told: list[str], talk: list[str]) -> list[str]
 
 
 def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tuple[str, str]]:
-    questions = [rng.choice(fact.questions) for fact in known]
+    questions = [rng.choice(_asked_mostly(rng, world, fact)) for fact in known]
     rng.shuffle(questions)
     if rng.random() < 0.1 and (unknown := world.unknown()) is not None:
         questions.append(unknown)
@@ -173,7 +176,14 @@ def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tupl
     return questions
 
 
-def _tasks_conversation(rng: random.Random, length: int, focus: float) -> Document:
+def _asked_mostly(rng: random.Random, world: World, fact: Fact) -> Sequence[tuple[str, str]]:
+    """In a conversation about people, most questions ask who."""
+    if world.focused and world.about_people and rng.random() < _WHO_SHARE:
+        return [question for question in fact.questions if _ASKS_WHO.match(question[0])]
+    return fact.questions
+
+
+def _tasks_conversation(rng: random.Random, length: int, *_: float) -> Document:
     """Copying, lists and sums, one after another."""
     writer = Writer()
     style = rng.random()
@@ -194,7 +204,7 @@ def _write(writer: Writer, made: Exchange) -> None:
     writer.assistant(made.answer, made.kind)
 
 
-def _prose(rng: random.Random, length: int, focus: float) -> Document:
+def _prose(rng: random.Random, length: int, *_: float) -> Document:
     writer = Writer()
     while writer.tokens < length:
         text = story(rng) if rng.random() < 0.6 else " ".join(filler(rng) for _ in range(rng.randint(3, 8)))
@@ -205,7 +215,7 @@ def _prose(rng: random.Random, length: int, focus: float) -> Document:
     return writer.document()
 
 
-def document(rng: random.Random, length: int, focus: float = 0.0) -> Document:
-    """A document of about `length` tokens; a longer one is to be cut by the caller. focus: as in `Stage`."""
+def document(rng: random.Random, length: int, focus: float = 0.0, people: float = 0.0) -> Document:
+    """A document of about `length` tokens; a longer one is to be cut by the caller. focus, people: as in `Stage`."""
     makers = (_facts_conversation, _tasks_conversation, _prose)
-    return rng.choices(makers, _level(length).mix)[0](rng, length, focus)
+    return rng.choices(makers, _level(length).mix)[0](rng, length, focus, people)

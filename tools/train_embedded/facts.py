@@ -29,18 +29,20 @@ class Fact:
 class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
-    focused: facts are of one or two kinds, rare ones as often as the others.
+    focused: facts are of one or two kinds, rare ones as often as the others. about_people: of these, kinds in which a person
+    stands before what is told of him.
     """
 
     rng: random.Random
     focused: bool = False
+    about_people: bool = False
     used: set[tuple[str, str]] = field(default_factory=set)
     kinds: list[Callable[[World], Fact | None]] = field(default_factory=list)
 
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
         if self.focused and not self.kinds:
-            self.kinds = self.rng.sample(_KINDS, self.rng.randint(1, 2))
+            self.kinds = self.rng.sample(_ABOUT_PEOPLE if self.about_people else _KINDS, self.rng.randint(1, 2))
         for _ in range(8):
             made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:
@@ -201,17 +203,13 @@ def _count(world: World) -> Fact | None:
     return Fact(f"{name} has {count} {food}.", ((f"How many {food} does {name} have?", f"{name} has [{count}] {food}."),))
 
 
-_KINDS: tuple[Callable[[World], Fact | None], ...] = (
-    _has,
-    _at,
-    _locked,
-    _colour,
-    _code,
-    _count,
-    _gave,
-    _animal,
-    _pair("likes", FOODS, "likes", "What does {name} like?", "Who likes {value}?", "The one who likes {value} is"),
-    _pair("lives", TOWNS, "lives in", "Where does {name} live?", "Who lives in {value}?", "The one who lives in {value} is"),
-    _pair("job", JOBS, "is the", "What is {name}'s job?", "Who is the {value}?", "The {value} is"),
+_LIKES = _pair("likes", FOODS, "likes", "What does {name} like?", "Who likes {value}?", "The one who likes {value} is")
+_LIVES = _pair(
+    "lives", TOWNS, "lives in", "Where does {name} live?", "Who lives in {value}?", "The one who lives in {value} is"
 )
+_JOB = _pair("job", JOBS, "is the", "What is {name}'s job?", "Who is the {value}?", "The {value} is")
+
+_Kinds = tuple[Callable[[World], Fact | None], ...]
+_KINDS: _Kinds = (_has, _at, _locked, _colour, _code, _count, _gave, _animal, _LIKES, _LIVES, _JOB)
 _SHARES = (5, 4, 2, 2, 2, 1, 1, 1, 1, 1, 1)
+_ABOUT_PEOPLE: _Kinds = (_has, _gave, _LIKES, _LIVES, _JOB)
