@@ -126,6 +126,8 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
             cluster = start_cluster(config)
     except TandemError:
         display.clear()
+        if stop.wait(0):  # the signal has ended processes that Ray needs to start
+            return EXIT_OK
         raise
     router = RouterProcess(config.router, cluster.address, clock)
     foreground = _Foreground(config, cluster, router, stop, clock, display, Incidents(cluster.log_folder))

@@ -19,9 +19,10 @@ STEPS = 6500
 CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
     Stage(700, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6, people=0.3),
-    Stage(1600, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.8, people=0.75),
-    Stage(2200, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.5, people=0.5),
-    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.4),
+    Stage(1275, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.8, people=0.75),
+    Stage(2300, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.95, people=0.9),
+    Stage(2800, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.6),
+    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.5),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
