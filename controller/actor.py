@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import time
 from typing import Any
 
 import ray
@@ -21,6 +21,7 @@ from controller.store import RayStore
 from tandem.config import AutoscaleConfig, WorkerConfig
 from tandem.config_json import load
 from tandem.errors import ConfigError
+from tandem.patience import Patience
 from tandem.trust import Trust
 
 __all__ = ["NAME", "NAMESPACE", "ControllerActor", "RayLauncher", "resource"]
@@ -29,7 +30,6 @@ NAME = "controller"
 
 log = logging.getLogger(__name__)
 
-_OWNER_LOOK_S = 5.0
 _STOP_S = 10.0
 _PORT_RETRY_S = 0.5
 
@@ -63,8 +63,7 @@ class ControllerActor:
         self._autoscale = load(AutoscaleConfig, autoscale_json, "autoscale configuration")
         self._trust = Trust.load(config.trust)
         self._host, self._port = host or _node_address(), port
-        self._owner_timeout_s = owner_timeout_s
-        self._asked_s = time.monotonic()
+        self._owner_timeout_s, self._owner = owner_timeout_s, Patience(owner_timeout_s)
         self._opening: asyncio.Task[MembershipServer] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         # By itself, since nobody calls `open` again after a restart.
@@ -108,7 +107,7 @@ class ControllerActor:
 
     async def overview(self) -> Overview:
         """What there is, for people. Also tells that the owner lives."""
-        self._asked_s = time.monotonic()
+        self._owner.heard()
         return self._controller.overview()
 
     async def shutdown(self) -> None:
@@ -130,8 +129,9 @@ class ControllerActor:
             os._exit(1)
 
     async def _watch_owner(self) -> None:
-        while time.monotonic() - self._asked_s < self._owner_timeout_s:  # noqa: ASYNC110 - a deadline that moves
-            await asyncio.sleep(_OWNER_LOOK_S)
+        with contextlib.suppress(TimeoutError):
+            async with self._owner:
+                await asyncio.Event().wait()
         log.warning("nobody asked for %.0f s: the owner is gone, everything stops", self._owner_timeout_s)
         await self.shutdown()
         ray.kill(ray.get_runtime_context().current_actor)

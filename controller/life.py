@@ -45,25 +45,25 @@ async def start_bounded(handle: WorkerHandle, timing: Timing, on_progress: Calla
         WorkerDied: the process is gone, or nothing was loaded for `stall_s`.
         ConfigError: see `WorkerHandle.start`.
     """
-    loop = asyncio.get_running_loop()
-    changed_s = loop.time()
+    patience = Patience(timing.stall_s)
 
     async def report() -> None:
-        nonlocal changed_s
         last = (0, 0)
         while True:
             now = await handle.progress()
             if now != last:
-                last, changed_s = now, loop.time()
+                last = now
+                patience.heard()
                 on_progress(*now)
             await asyncio.sleep(timing.progress_s)
 
     start, reporter = asyncio.ensure_future(handle.start()), asyncio.ensure_future(report())
     try:
-        while not start.done():
-            await asyncio.wait({start}, timeout=max(0.0, changed_s + timing.stall_s - loop.time()))
-            if not start.done() and loop.time() - changed_s >= timing.stall_s:
-                raise WorkerDied(f"it loaded nothing for {timing.stall_s:.0f} s")
+        async with patience:
+            await asyncio.wait({start})
+    except TimeoutError:
+        raise WorkerDied(f"it loaded nothing for {timing.stall_s:.0f} s") from None
+    else:
         return start.result()
     finally:
         await _discard(reporter)

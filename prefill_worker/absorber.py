@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from prefill_worker.chunk_step import GiveWayError
 from prefill_worker.memory import PromptMemory
 from prefill_worker.prompt import PrefillTask, RunningPrompt
 from tandem.engine import Engine
@@ -62,6 +63,8 @@ class Absorber:
         self._is_computing = True
         try:
             self._engine.forward([chunk], give_way=give_way)
+        except GiveWayError:
+            raise
         except Exception:  # the step ends here, and with it this answer only: nobody waits for it
             logger.exception("an answer could not be absorbed")
             self._end(prompt)

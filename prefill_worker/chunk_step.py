@@ -16,7 +16,12 @@ from tandem.model.batch import SequenceChunk
 from tandem.prompt_output import PromptOutput
 from tandem.request import Drawn
 
-__all__ = ["ChunkStep"]
+__all__ = ["ChunkStep", "GiveWayError"]
+
+
+class GiveWayError(Exception):
+    """What gave way to others failed, and not the step that did: none of its prompts is to blame. To be raised from give_way();
+    nobody but the worker's life catches it."""
 
 
 @dataclass(frozen=True, slots=True)

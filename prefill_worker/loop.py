@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from prefill_worker.absorber import Absorber
 from prefill_worker.beginnings import Beginnings, HandoffSource, ReservationClient
 from prefill_worker.chunk_size import ChunkSizer
-from prefill_worker.chunk_step import ChunkStep
+from prefill_worker.chunk_step import ChunkStep, GiveWayError
 from prefill_worker.endings import Endings
 from prefill_worker.holdings import Holdings
 from prefill_worker.inbox import (
@@ -57,7 +57,9 @@ logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
 # A reservation takes milliseconds, half a layer of a tile takes ten: the answer is worth waiting for.
-_RESERVING_S = 0.02
+_RESERVING_S = 0.01
+# A prompt that was held up by another's reservation may begin after a while, and nothing tells of it.
+_LOOK_S = 0.1
 
 
 class PrefillLoop:
@@ -199,6 +201,8 @@ class PrefillLoop:
             give_way = self._giving_way(suspended, num_tokens_within_step(num_tokens, self._sizes.policy))
         try:
             first_tokens = self._chunk_step.run(prompts, plans, give_way)
+        except GiveWayError:
+            raise
         except Exception:  # the step ends here, and with it these prompts only: the worker goes on
             logger.exception("a prefill step over %d prompts failed", len(prompts))
             for prompt in prompts:
@@ -216,26 +220,42 @@ class PrefillLoop:
         there, `num_left` tokens of them at most. So they wait for a part of a layer rather than for a step. suspended: whose
         step it is."""
 
-        def receive(wait_s: float) -> None:
-            for message in self._mail.take_during_step(self.inbox, wait_s, suspended):
+        looked_s = -math.inf
+
+        def receive(wait_s: float) -> bool:
+            messages = self._mail.take_during_step(self.inbox, wait_s, suspended)
+            for message in messages:
                 self._obey(message)
+            return bool(messages)
 
         def compute_newcomers() -> None:
-            nonlocal num_left
-            started_s = self._clock.now()
+            """Called some hundred times a second: without news it must cost nothing, however many prompts wait."""
+            nonlocal num_left, looked_s
+            is_news = self._clock.now() - looked_s > _LOOK_S
             while not self._mail.is_held_up:
-                receive(0.0)
-                self._beginnings.start_waiting(self._sizes.policy)
+                is_news = receive(0.0) or is_news
+                if is_news:
+                    self._beginnings.start_waiting(self._sizes.policy)
                 if self._beginnings.is_answer_near():
-                    receive(_RESERVING_S)
+                    is_news = receive(_RESERVING_S) or is_news
+                if not is_news:
+                    break
+                looked_s = self._clock.now()
                 chunks = plan_within_step(self._prompts.works(), self._sizes.policy, num_left)
                 if not chunks:
                     break
                 self._step(chunks)
                 num_left -= sum(chunk.num_tokens for chunk in chunks)
+
+        def give_way() -> None:
+            started_s = self._clock.now()
+            try:
+                compute_newcomers()
+            except Exception as error:
+                raise GiveWayError from error
             self._interludes_s += self._clock.now() - started_s
 
-        return compute_newcomers
+        return give_way
 
     # ---- settle ----
 

@@ -15,6 +15,7 @@ from router.worker import WorkerHandle
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.errors import HandoffError
+from tandem.patience import Patience
 from tandem.request import FinishReason, Request, SamplingParams, StopRules, Timings, TokenLogprobs
 
 __all__ = ["Attempt", "AttemptEnded", "Hooks"]
@@ -108,18 +109,18 @@ class Attempt:
         Raises:
             AttemptEnded: a worker failed, does not know the task any more, or lets nothing be heard of it.
         """
-        loop = asyncio.get_running_loop()
-        heard_s = loop.time()
+        silent_s = 0.0  # in which this router ran: a pause of its own says nothing of the workers
         while not self.first_token_seen:
             try:
                 async with asyncio.timeout(self._config.ask_after_s):
                     event = await self._events.get()
             except TimeoutError:
-                if loop.time() - heard_s >= self._config.stall_s:
+                silent_s += self._config.ask_after_s
+                if silent_s >= self._config.stall_s:
                     raise self._stalled(self.prefill_id, "before the first token") from None
                 self._prefill.ask(self.key)
             else:
-                heard_s = loop.time()
+                silent_s = 0.0
                 self._take(event, timings)
 
     async def until_finished(self, timings: Timings) -> FinishReason:
@@ -127,13 +128,13 @@ class Attempt:
         Raises:
             AttemptEnded: a worker failed, or nothing came for too long.
         """
-        while self._answer.finish_reason is None:
-            try:
-                async with asyncio.timeout(self._config.stall_s):
-                    event = await self._events.get()
-            except TimeoutError:
-                raise self._stalled(self.decode_id, "after the first token") from None
-            self._take(event, timings)
+        try:
+            async with Patience(self._config.stall_s) as patience:
+                while self._answer.finish_reason is None:
+                    self._take(await self._events.get(), timings)
+                    patience.heard()
+        except TimeoutError:
+            raise self._stalled(self.decode_id, "after the first token") from None
         return self._answer.finish_reason
 
     def _take(self, event: AttemptEvent, timings: Timings) -> None:

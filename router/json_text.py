@@ -9,6 +9,8 @@ from tandem.errors import InvalidRequest
 
 __all__ = ["parse_json"]
 
+_MARK = "\ufeff"
+
 
 def parse_json(text: str | bytes, field: str) -> Any:
     """
@@ -17,7 +19,7 @@ def parse_json(text: str | bytes, field: str) -> Any:
             says where.
     """
     try:
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+        return json.loads(text if isinstance(text, str) else text.decode().removeprefix(_MARK))
     except json.JSONDecodeError as error:
         raise InvalidRequest(field, f"is no valid JSON: {error}") from error
     except UnicodeDecodeError as error:

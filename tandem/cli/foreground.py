@@ -124,11 +124,14 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
             from controller.launch import start_cluster
 
             cluster = start_cluster(config)
-    except TandemError:
+    except Exception as error:  # Ray has errors of its own
         display.clear()
-        if stop.wait(0):  # the signal has ended processes that Ray needs to start
-            return EXIT_OK
-        raise
+        if not stop.wait(0):
+            raise
+        # The signal has ended processes that Ray needs to start.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        print(f"tandem: stopped while it started: {reason}", file=sys.stderr, flush=True)
+        return EXIT_OK
     router = RouterProcess(config.router, cluster.address, clock)
     foreground = _Foreground(config, cluster, router, stop, clock, display, Incidents(cluster.log_folder))
     try:

@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +14,36 @@ import pytest
 from controller import launch  # first: it sets what Ray reads when it is imported
 from controller.launcher import WorkerDied, WorkerHandle
 from tandem.errors import CheckpointError
+from tandem.patience import Patience
 from tandem.v1 import worker_pb2
 from tandem.worker_process import find_process, process_identity
 
 NUMBERS = itertools.count()
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default::ResourceWarning")]
+
+
+async def test_an_owner_is_not_gone_because_nothing_here_ran() -> None:
+    """The actor's own method, without Ray: `up` asks every second, and was paused with everything else."""
+    kind: Any = launch.ControllerActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+    controller, ended = object.__new__(kind), asyncio.Event()
+
+    async def shutdown() -> None:
+        ended.set()
+        await asyncio.Event().wait()
+
+    controller.shutdown, controller._controller = shutdown, SimpleNamespace(overview=lambda: None)
+    controller._owner, controller._owner_timeout_s = Patience(0.2), 0.2
+    watching = asyncio.create_task(controller._watch_owner())
+    await asyncio.sleep(0.02)
+    time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+    await asyncio.sleep(0.02)
+    await controller.overview()
+    await asyncio.sleep(0.1)
+    assert not ended.is_set()
+    async with asyncio.timeout(2):
+        await ended.wait()  # since then it did not ask
+    watching.cancel()
 
 
 @pytest.fixture(scope="module")

@@ -223,6 +223,22 @@ async def test_a_start_that_loads_nothing_is_given_up() -> None:
     await cluster.controller.shutdown()
 
 
+async def test_a_start_is_not_given_up_because_the_controller_did_not_run() -> None:
+    timing = Timing(look_s=30, progress_s=0.01, stall_s=0.2, stop_s=0.01, shutdown_s=0.01, kill_s=0.01)
+    cluster = Cluster(1, 1, timing, auto_start=False)
+    await until(lambda: len(cluster.launcher.workers) == 2)
+    for _ in range(2):
+        await asyncio.sleep(0.02)
+        time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+        for worker in cluster.launcher.workers:
+            worker.loaded = (worker.loaded[0] + 1, 9)
+    for worker in cluster.launcher.workers:
+        worker.let_start()
+    await cluster.controller.wait_ready(1, 1)
+    assert not cluster.controller.overview().pools["prefill"].reason
+    await cluster.controller.shutdown()
+
+
 async def test_a_node_that_joins_gets_workers_when_all_that_is_offered_is_wanted() -> None:
     cluster = Cluster(None, None)
     await cluster.controller.wait_ready(2, 2)

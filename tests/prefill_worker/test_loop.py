@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from prefill_worker.chunk_step import GiveWayError
 from prefill_worker.inbox import AskTask, CancelTask, Drain, HandoffEnded, HandOver, MemoryQuiet, ReservationEnded, RouterGone
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.prompt import LocalMemory, PrefillTask
+from prefill_worker.prompts import PromptTable
 from tandem.clock import FakeClock
 from tandem.config import PrefillConfig
 from tandem.errors import HandoffError, NoRoom, TandemError, TransferFailed
@@ -511,6 +513,32 @@ def test_nothing_overtakes_the_end_of_a_routers_session(bench: Bench) -> None:
     assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8]]
     bench.turn(2)
     assert [[len(chunk.tokens) for chunk in step] for step in bench.engine.steps] == [[8], [5]]
+
+
+def test_where_a_step_gives_way_a_long_queue_costs_nothing_without_news(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    works = PromptTable.works
+    monkeypatch.setattr(PromptTable, "works", lambda table: looks.append(1) or works(table))
+    Suspended(bench, lambda: None)
+    forward = bench.engine.forward
+
+    def with_many_layers(chunks: Any, on_layer: Any, give_way: Any) -> Any:
+        for _ in range(200):
+            give_way()
+        return forward(chunks, on_layer, give_way)
+
+    bench.engine.forward = with_many_layers  # type: ignore[method-assign]
+    looks.clear()
+    bench.turn()
+    assert len(looks) == 2  # the step's own plan, and the first look for newcomers
+
+
+def test_who_gives_way_is_not_to_blame_for_what_fails_meanwhile(bench: Bench) -> None:
+    suspended = Suspended(bench, lambda: bench.loop.inbox.put(ReservationEnded(("nobody", 1), NoRoom("full"))))
+    with pytest.raises(GiveWayError):
+        bench.turn()
+    assert suspended.task.key in {prompt.task.key for prompt in bench.loop._prompts.running}
+    assert not bench.events().failed
 
 
 def test_batch_keeps_its_share_of_the_tokens_while_interactive_prompts_have_work(bench: Bench) -> None:

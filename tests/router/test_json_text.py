@@ -12,11 +12,12 @@ from tandem.errors import InvalidRequest
         ('{"a": "ü"}'.encode("utf-16"), "is no valid UTF-8 at byte 0"),
         (b"\xff\xfe{", "is no valid UTF-8 at byte 0"),
         (b'{"a": "\xfc"}', "is no valid UTF-8 at byte 7"),
+        (b'\xef\xbb\xbf{"a": "\xfc"}', "is no valid UTF-8 at byte 10"),
         (b"{", "is no valid JSON"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"9" * 5_000, "holds a number that is too long"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_what_is_no_json_is_told_with_its_place(text: bytes, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=f"body: {reason}"):

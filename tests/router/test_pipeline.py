@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -192,6 +193,25 @@ async def test_a_worker_that_does_not_even_say_whether_it_has_the_task_is_given_
     bench.cluster.prefill[0].on_ask = lambda key: None
     with pytest.raises(Unavailable, match=r"Stalled at p0: no word for 0\.05 s before the first token"):
         await bench.ask(prompt())
+
+
+@pytest.mark.parametrize("when", ["before the first token", "after it"])
+async def test_a_pause_of_the_router_ends_no_attempt(when: str) -> None:
+    bench = Bench(config=RouterConfig(ask_after_s=0.05, stall_s=0.2, max_attempts=1))
+    prefill, decode = bench.cluster.prefill[0], bench.cluster.decode[0]
+    prefill.on_submit, prefill.on_ask = lambda *_: None, lambda key: None
+    reading = asyncio.create_task(bench.ask(prompt(max_new_tokens=2)))
+    await until(lambda: prefill.submitted)
+    key = (prefill.submitted[0][0].request_id, 1)
+    if when == "after it":
+        prefill.emit(key, FirstToken(0, 65))
+    await asyncio.sleep(0.02)
+    time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+    await asyncio.sleep(0.02)
+    prefill.emit(key, FirstToken(0, 65))
+    decode.emit(key, Tokens(1, (66,), FinishReason.LENGTH))
+    tokens, _, outcome = await reading
+    assert (tokens, outcome.attempts) == ([65, 66], 1)
 
 
 async def test_an_answer_that_comes_after_the_first_token_says_nothing() -> None:

@@ -29,8 +29,8 @@ class Fact:
 class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
-    focused: facts are of one or two kinds, rare ones as often as the others. about_people: of these, kinds in which a person
-    stands before what is told of him.
+    focused: facts are of one or two kinds, rare ones as often as the others. about_people: these kinds are about people, who
+    mostly stand before what is told of them.
     """
 
     rng: random.Random

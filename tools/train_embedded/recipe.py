@@ -10,7 +10,7 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 6500
+STEPS = 7000
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
@@ -20,8 +20,8 @@ CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
     Stage(700, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6, people=0.3),
     Stage(1275, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.8, people=0.75),
-    Stage(2300, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.95, people=0.9),
-    Stage(2800, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.6),
+    Stage(3300, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.95, people=0.9),
+    Stage(3800, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.6),
     Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.5),
 )
 
@@ -29,7 +29,7 @@ CURRICULUM = (
 CONTEXT_SHARE = 0.25
 
 # The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step.
-MTP_FROM = 2600
+MTP_FROM = 3500
 MTP_WEIGHT = 0.3
 
 # What the user says is mostly chance; what must be looked up decides the model's worth.
@@ -53,7 +53,7 @@ class Schedule:
 
     steps: int
     warmup_steps: int = 50
-    decay: float = 0.6
+    decay: float = 0.5
 
     def factor(self, step: int) -> float:
         """Multiplier of the learning rate at `step`."""
