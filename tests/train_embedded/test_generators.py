@@ -11,6 +11,7 @@ from tools.train_embedded.documents import IM_END, IM_START, Kind, document, est
 from tools.train_embedded.exchanges import exchange, sum_exchange, words_exchange
 from tools.train_embedded.facts import World
 from tools.train_embedded.prose import filler, story
+from tools.train_embedded.recipe import CURRICULUM
 
 
 def _spans(text: str, kinds: bytes, kind: Kind) -> list[str]:
@@ -80,6 +81,13 @@ def test_conversations_about_people_ask_mostly_who() -> None:
         found = [m[0] for one in made if Kind.RECALL in one.kinds for m in asks.finditer(one.text)]
         who[name] = sum(asked.startswith(("Who", "Tell me who")) for asked in found) / len(found)
     assert who["people"] > 0.8 > 2 * who["all"], who
+
+
+def test_every_mix_of_a_stage_gives_documents() -> None:
+    for stage in CURRICULUM:
+        for length in stage.lengths:
+            for seed in range(4096 // length):
+                assert document(random.Random(f"mix {seed}"), length, stage.focus, stage.people, stage.doors).text
 
 
 def test_turns_alternate_and_close() -> None:
