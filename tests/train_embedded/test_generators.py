@@ -87,7 +87,7 @@ def test_every_mix_of_a_stage_gives_documents() -> None:
     for stage in CURRICULUM:
         for length in stage.lengths:
             for seed in range(4096 // length):
-                assert document(random.Random(f"mix {seed}"), length, stage.focus, stage.people, stage.doors).text
+                assert document(random.Random(f"mix {seed}"), length, stage.focus, stage.people).text
 
 
 def test_turns_alternate_and_close() -> None:

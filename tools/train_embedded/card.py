@@ -77,9 +77,9 @@ text was used.
 - {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours by the clock on two CPU cores, pauses and other work on them
   included ({fastest:,} tokens/s where they were free). Seed {seed}.
 - Muon for matrices, AdamW for the rest, peak learning rate {lr}, {warmup} steps of warm-up, constant, then linear decay
-  over the last {decay:.0%} of the first {first_steps:,} steps; then a second cycle from {second_peak:g} of the peak.
+  over the last {decay:.0%}.
 - Curriculum (sequence lengths with their shares; focus: share of conversations whose facts are of one or two kinds; people:
-  share of these that are about people and ask mostly who; doors: share about what is open or locked):
+  share of these that are about people and ask mostly who):
   {curriculum}.
 - Loss weights per class of token: {weights}.
 - The multi-token-prediction layer trains jointly from step {mtp_from} on, with weight {mtp_weight}.
@@ -129,7 +129,7 @@ def card(folder: Path, log: list[dict[str, Any]], evaluation: dict[str, Any], ru
     stages = [
         f"to step {stage.until}: "
         + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
-        + f" (focus {stage.focus:.0%}, people {stage.people:.0%}, doors {stage.doors:.0%})"
+        + f" (focus {stage.focus:.0%}, people {stage.people:.0%})"
         for stage in CURRICULUM
     ]
     return _TEXT.format(
@@ -138,8 +138,6 @@ def card(folder: Path, log: list[dict[str, Any]], evaluation: dict[str, Any], ru
         **_course(log),
         warmup=schedule.warmup_steps,
         decay=schedule.decay,
-        first_steps=round(schedule.steps * (1.0 - schedule.second)),
-        second_peak=schedule.second_peak,
         layers=config["num_hidden_layers"],
         parameters=_parameters(folder / "model.safetensors"),
         results=_results(evaluation),

@@ -10,21 +10,19 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 7900
+STEPS = 7000
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
 # An answer that stands before its key ("Ann likes figs." "Who likes figs?") is found late, and only where many ask for it: most
-# of a stage does, once the other direction is there. What those stages leave out, "Is the red door open or locked?", the last
-# one, with a learning rate that rises again, brings back.
+# of a stage does, once the other direction is there.
 CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
     Stage(700, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6, people=0.3),
     Stage(1275, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.8, people=0.75),
     Stage(3300, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.95, people=0.9),
     Stage(3800, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.6),
-    Stage(7000, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.5),
-    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.7, people=0.4, doors=0.5),
+    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.5),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
@@ -48,26 +46,19 @@ KIND_WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Warm-up, constant, then linear decay to a twentieth over the last `decay` share of the first cycle; then, over the last
-    `second` share of all steps, the same decay from `second_peak` on.
+    """Warm-up, constant, then linear decay to a twentieth over the last `decay` share of the steps.
 
-    Until the first decay begins, nothing depends on `steps`: a run can be ended sooner or later than planned from its state.
+    Until the decay begins, nothing depends on `steps`: a run can be ended sooner or later than planned from its state.
     """
 
     steps: int
     warmup_steps: int = 50
     decay: float = 0.5
-    second: float = 9 / 79
-    second_peak: float = 1.0
 
     def factor(self, step: int) -> float:
         """Multiplier of the learning rate at `step`."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
-        first_steps = round(self.steps * (1.0 - self.second))
-        if step < first_steps:
-            left = (first_steps - step) / max(1.0, self.decay * first_steps)
-        else:
-            left = self.second_peak * (self.steps - step) / max(1, self.steps - first_steps)
+        left = (self.steps - step) / max(1.0, self.decay * self.steps)
         return warm * max(0.05, min(1.0, left))
 
 
