@@ -20,7 +20,7 @@ from controller.share import divide
 from tandem.config import ClusterConfig, beyond_loopback
 from tandem.config_json import dump
 from tandem.environment import ray_address
-from tandem.errors import TandemError
+from tandem.errors import TandemError, first_line
 from tandem.memory_limit import available_bytes
 
 # Ray reads these when it is imported, and its processes when they start. On Linux it replaces a loopback address by the
@@ -72,7 +72,7 @@ class ClusterHandle:
         try:
             view: Overview = ray.get(self._actor.overview.remote(), timeout=_ANSWER_S)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise TandemError(f"the controller does not answer: {str(error).splitlines()[0]}") from error
+            raise TandemError(f"the controller does not answer: {first_line(error)}") from error
         return view
 
     def shutdown(self) -> None:
@@ -198,8 +198,7 @@ def _init(failure: str, **options: Any) -> str:
         try:
             context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # Ray raises just that when its node does not start in time
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise TandemError(f"{failure}: {reason}") from error
+            raise TandemError(f"{failure}: {first_line(error)}") from error
     return f"{context.address_info['session_dir']}/logs"
 
 

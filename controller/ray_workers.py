@@ -14,7 +14,7 @@ import ray.exceptions
 from controller.burial import ProcessId, end_for_certain
 from controller.launcher import Node, ProcessRecord, WorkerDied, WorkerHandle
 from controller.reconcile import PREFILL, ROLES
-from tandem.errors import TandemError
+from tandem.errors import TandemError, first_line
 
 __all__ = ["NAMESPACE", "RayLauncher", "elsewhere", "resource"]
 
@@ -180,11 +180,11 @@ async def _call(reference: Awaitable[T]) -> T:
             raise error.cause from None
         raise WorkerDied(f"{type(error.cause).__name__}: {error.cause}") from None
     except ray.exceptions.RayError as error:
-        raise WorkerDied(_first_line(error)) from None
+        raise WorkerDied(_cause_line(error)) from None
 
 
-def _first_line(error: Exception) -> str:
-    """Ray's texts go on for a page; the first line, or the one that names the cause, is for people."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = next((line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead"))), "")
-    return cause or (lines[0] if lines else type(error).__name__)
+def _cause_line(error: Exception) -> str:
+    """Ray's texts go on for a page; the line that names the cause, or the first one, is for people."""
+    lines = map(str.strip, str(error).splitlines())
+    causes = (line for line in lines if line.startswith(("Worker exit", "The actor died", "The actor is dead")))
+    return next(causes, first_line(error).strip())

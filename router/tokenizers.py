@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from tandem.errors import CheckpointError
+from tandem.errors import CheckpointError, first_line
 from tandem.model.embedded import embedded_checkpoint
 from tandem.tokenizer import Tokenizer
 
@@ -39,5 +39,6 @@ def _own_folder(model: str) -> str:
     try:
         return snapshot_download(model, allow_patterns=_PATTERNS)
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"the tokenizer of {model} is neither here nor to be had from the hub: {reason}") from error
+        raise CheckpointError(
+            f"the tokenizer of {model} is neither here nor to be had from the hub: {first_line(error)}"
+        ) from error

@@ -45,6 +45,7 @@ __all__ = [
     "TransferFailed",
     "Unauthenticated",
     "Unavailable",
+    "first_line",
 ]
 
 
@@ -79,6 +80,11 @@ class InvalidRequest(RequestError):
 def _as_text(quoted: str) -> str:
     """Half of a surrogate pair, which a client may name in JSON, is no text that could be sent back."""
     return quoted.encode(errors="replace").decode()
+
+
+def first_line(error: BaseException) -> str:
+    """What people need of an error whose text goes on, as those of other libraries do; its type where it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class UnknownModel(InvalidRequest):

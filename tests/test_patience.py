@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tandem.patience import Patience
+from tests.standstill import stand_still
 
 LIMIT_S = 0.2
 
@@ -29,7 +30,7 @@ async def test_a_pause_of_this_process_is_nobodys_silence() -> None:
     async with Patience(LIMIT_S) as patience:
         for _ in range(3):
             await asyncio.sleep(LIMIT_S / 4)
-            time.sleep(3 * LIMIT_S)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+            stand_still(3 * LIMIT_S)
             await asyncio.sleep(LIMIT_S / 4)  # what others said meanwhile is heard now
             patience.heard()
 
@@ -38,7 +39,7 @@ async def test_silence_after_a_pause_counts() -> None:
     async def pause_and_wait() -> None:
         async with Patience(LIMIT_S):
             await asyncio.sleep(LIMIT_S / 4)
-            time.sleep(3 * LIMIT_S)  # noqa: ASYNC251 — as above
+            stand_still(3 * LIMIT_S)
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):

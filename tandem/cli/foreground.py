@@ -18,7 +18,7 @@ from tandem.cli.reaper import start_reaper
 from tandem.cli.router_process import RouterProcess
 from tandem.clock import Clock, MonotonicClock
 from tandem.config import ClusterConfig
-from tandem.errors import TandemError
+from tandem.errors import TandemError, first_line
 from tandem.trust import Certificates
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def _run(config: ClusterConfig, out: TextIO) -> int:
         if not stop.wait(0):
             raise
         # The signal has ended processes that Ray needs to start.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        print(f"tandem: stopped while it started: {reason}", file=sys.stderr, flush=True)
+        print(f"tandem: stopped while it started: {first_line(error)}", file=sys.stderr, flush=True)
         return EXIT_OK
     router = RouterProcess(config.router, cluster.address, clock)
     foreground = _Foreground(config, cluster, router, stop, clock, display, Incidents(cluster.log_folder))

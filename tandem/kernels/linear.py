@@ -7,6 +7,7 @@ import logging
 import torch
 from torch.nn import functional
 
+from tandem.errors import first_line
 from tandem.kernels import stable
 
 __all__ = ["ALIKE_ROWS", "CpuLinear", "CpuSwiglu"]
@@ -95,6 +96,6 @@ def _pack(weight_NK: torch.Tensor) -> torch.Tensor | None:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), _HINT_ROWS)
         torch.ops.mkldnn._linear_pointwise(weight_NK.new_zeros(1, weight_NK.shape[1]), packed, None, "none", [], "")
     except (RuntimeError, AttributeError) as error:  # a torch build or CPU without these operations for this dtype
-        _log.warning("weights of %s stay unpacked: %s", weight_NK.dtype, str(error).splitlines()[0])
+        _log.warning("weights of %s stay unpacked: %s", weight_NK.dtype, first_line(error))
         return None
     return packed  # type: ignore[no-any-return]

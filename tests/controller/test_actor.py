@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import signal
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from tandem.errors import CheckpointError
 from tandem.patience import Patience
 from tandem.v1 import worker_pb2
 from tandem.worker_process import find_process, process_identity
+from tests.standstill import stand_still
 
 NUMBERS = itertools.count()
 
@@ -36,7 +36,7 @@ async def test_an_owner_is_not_gone_because_nothing_here_ran() -> None:
     controller._owner, controller._owner_timeout_s = Patience(0.2), 0.2
     watching = asyncio.create_task(controller._watch_owner())
     await asyncio.sleep(0.02)
-    time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+    stand_still(0.6)
     await asyncio.sleep(0.02)
     await controller.overview()
     await asyncio.sleep(0.1)

@@ -1,7 +1,6 @@
 """The controller with workers that are no processes: pairing, publication, death, replacement, order at the end."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -14,6 +13,7 @@ from controller.life import Timing
 from tandem.clock import FakeClock
 from tandem.errors import CapacityError, TandemError
 from tandem.v1 import worker_pb2
+from tests.standstill import stand_still
 
 QUICK = Timing(look_s=30, progress_s=0, ping_s=30, stop_s=0.01, shutdown_s=0.01, kill_s=0.01, answer_s=0.01, connect_s=1)
 
@@ -229,7 +229,7 @@ async def test_a_start_is_not_given_up_because_the_controller_did_not_run() -> N
     await until(lambda: len(cluster.launcher.workers) == 2)
     for _ in range(2):
         await asyncio.sleep(0.02)
-        time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+        stand_still(0.6)
         for worker in cluster.launcher.workers:
             worker.loaded = (worker.loaded[0] + 1, 9)
     for worker in cluster.launcher.workers:
@@ -313,7 +313,7 @@ async def test_a_worker_is_not_replaced_because_the_controller_did_not_run() -> 
     answered = asyncio.Event()
 
     async def progress() -> tuple[int, int]:
-        time.sleep(0.3)  # noqa: ASYNC251 — the question is on its way, and nothing in this process runs
+        stand_still(0.3)
         await asyncio.sleep(0.02)
         answered.set()
         return (1, 1)

@@ -1,7 +1,6 @@
 """Sessions with workers over real gRPC: hello first, events to whom they concern, a lost worker fails what it had."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,6 +15,7 @@ from tandem.rpc import bind, create_internal_server
 from tandem.v1 import worker_pb2 as pb
 from tandem.v1 import worker_pb2_grpc as pb_grpc
 from tests.router.tools import MODEL, TRUST, until
+from tests.standstill import stand_still
 
 REQUEST = Request("r", (1, 2), SamplingParams(seed=7), StopRules(5, frozenset({0})), generated=(3,))
 
@@ -189,7 +189,7 @@ async def test_a_silent_worker_is_lost() -> None:
 async def test_a_worker_is_not_lost_because_the_router_did_not_run() -> None:
     async with session(PREFILL, silence_s=0.2) as it:
         it.handle.subscribe(("r", 1), it.events.append)
-        time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile, as when its machine is paused
+        stand_still(0.6)
         await it.say(pb.PrefillEvents(load=pb.WorkerLoad(queue=4)), lambda: it.handle.load and it.handle.load.queue == 4)
         assert it.events == []
 

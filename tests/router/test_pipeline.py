@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ from tandem.errors import InvalidRequest, Overloaded, Unavailable
 from tandem.request import FinishReason, Phase, SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.router.tools import EOS, Bench, prompt, says, until
+from tests.standstill import stand_still
 
 SHORT = RouterConfig(queue_wait_s=0.05, stall_s=0.05)
 
@@ -206,7 +206,7 @@ async def test_a_pause_of_the_router_ends_no_attempt(when: str) -> None:
     if when == "after it":
         prefill.emit(key, FirstToken(0, 65))
     await asyncio.sleep(0.02)
-    time.sleep(0.6)  # noqa: ASYNC251 — nothing in this process runs meanwhile
+    stand_still(0.6)
     await asyncio.sleep(0.02)
     prefill.emit(key, FirstToken(0, 65))
     decode.emit(key, Tokens(1, (66,), FinishReason.LENGTH))
