@@ -33,6 +33,7 @@ os.environ.update(RAY_ENVIRONMENT if ray_address() else RAY_ENVIRONMENT | _LOOPB
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
 import ray.util  # noqa: E402
+from ray.job_config import JobConfig  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from controller.actor import NAME, NAMESPACE, ControllerActor, resource  # noqa: E402
@@ -47,6 +48,14 @@ _OWNER_TIMEOUT_S = 30.0
 _SHUTDOWN_S = 30.0
 _SETTLE_S = 2.0
 _LOOK_S = 0.2
+
+
+class _OwnCodeOnly(JobConfig):
+    """Ray puts the folder of the command and that in which it runs on the search path of all its processes, unless the job brings
+    a folder of its own. What stands there must not run in place of ours; ours is installed on every node."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +205,8 @@ def _init(failure: str, **options: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            context: Any = ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+            job = _OwnCodeOnly(ray_namespace=NAMESPACE)
+            context: Any = ray.init(job_config=job, log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # Ray raises just that when its node does not start in time
             raise TandemError(f"{failure}: {first_line(error)}") from error
     return f"{context.address_info['session_dir']}/logs"

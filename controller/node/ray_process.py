@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tandem.child import module_command
 from tandem.errors import TandemError
 from tandem.secret import Secret
 
@@ -44,20 +45,21 @@ RAY_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
 }
+_RAY = "ray.scripts.scripts"
 _COMMON = ("--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", "--block")
 
 
 def head_command(host: str, port: int) -> list[str]:
     """The first node of a cluster, with its tables, on `host`:`port`; it offers no worker a place."""
     place = ("--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false")
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", *place, "--num-cpus=0", *_COMMON]
+    return module_command(_RAY, "start", *place, "--num-cpus=0", *_COMMON)
 
 
 def node_command(head: str, host: str, resources: Mapping[str, int]) -> list[str]:
     """A node at `host` that joins the head at `head` (host:port) and offers `resources`."""
     offer = "--resources=" + json.dumps(dict(resources))
     place = (f"--address={head}", f"--node-ip-address={host}", "--num-cpus=1")
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", *place, offer, *_COMMON]
+    return module_command(_RAY, "start", *place, offer, *_COMMON)
 
 
 def token_environment(secret: Secret) -> dict[str, str]:

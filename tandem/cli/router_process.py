@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 
+from tandem.child import module_command
 from tandem.clock import Clock
 from tandem.config import RouterConfig
 from tandem.config_json import dump
@@ -27,8 +27,8 @@ class RouterProcess:
     def __init__(self, config: RouterConfig, controller_address: str, clock: Clock, command: list[str] | None = None) -> None:
         self._clock = clock
         self._command = command or [
-            *(sys.executable, "-m", "tandem.cli.main", "router"),
-            *("--controller", controller_address, "--settings", dump(config), "--cluster-secret-file", "-"),
+            *module_command("tandem.cli.main", "router", "--controller", controller_address),
+            *("--settings", dump(config), "--cluster-secret-file", "-"),
         ]
         self._secret = config.trust.secret
         self._restarts = 0

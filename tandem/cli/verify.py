@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import grpc
 import grpc.aio
 
+from tandem.child import module_command
 from tandem.cli.client_tls import add_tls_options, channel_to
 from tandem.config import CacheConfig, ModelSource
 from tandem.errors import TandemError, Unavailable
@@ -119,7 +120,7 @@ def _report(requests: Sequence[Request], mismatches: Sequence[Mismatch], num_tok
 @contextmanager
 def _cluster(args: argparse.Namespace) -> Iterator[str]:
     """A cluster for the length of the test, on a port that the system chooses."""
-    command = [sys.executable, "-m", "tandem.cli.main", "up", "--grpc-port", "0", "--http-port", "0"]
+    command = module_command("tandem.cli.main", "up", "--grpc-port", "0", "--http-port", "0")
     command += ["--prefill", str(args.prefill), "--decode", str(args.decode), "--chunk-tokens", str(args.chunk_tokens)]
     command += ["--dtype", args.dtype] + (["--model", args.model] if args.model else [])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

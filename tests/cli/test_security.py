@@ -63,6 +63,24 @@ def test_a_cluster_with_tls_serves_and_shows_its_secret_nowhere(tmp_path: Path) 
     assert SECRET not in ray_logs()
 
 
+def test_what_stands_in_the_users_folder_runs_in_place_of_nothing(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    for name in ("tandem", "controller", "router", "prefill_worker", "decode_worker", "transfer", "ray", "torch", "logging"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + '\\n')\nraise ImportError")
+    up = [str(Path(sys.executable).with_name("tandem")), "up", "--grpc-port", "0", "--http-port", "0", "--memory-gib", "0.5"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(up, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready"), (tmp_path / "log").read_text()
+    finally:
+        process.terminate()
+        with process:
+            assert process.wait(60) == 0
+    assert not ran.exists(), ran.read_text()
+
+
 def ray_logs() -> str:
     """What Ray and the workers under it wrote in its newest session on this machine."""
     logs = Path("/tmp/ray/session_latest/logs")

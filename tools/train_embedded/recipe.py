@@ -15,8 +15,8 @@ STEPS = 7500
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
 # An answer that stands before its key ("Ann likes figs." "Who likes figs?") is found late, and only where many ask for it: most
-# of a stage does, once the other direction is there. "Is the red door open or locked?" is not found at all where people leave no
-# room for it, as the question itself offers the wrong word.
+# of a stage does, once the other direction is there. "Is the red door open or locked?" is not found at all where people leave
+# no room for it, as the question itself offers the wrong word.
 CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
     Stage(700, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6, people=0.3, doors=0.2),
