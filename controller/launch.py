@@ -51,8 +51,8 @@ _LOOK_S = 0.2
 
 
 class _OwnCodeOnly(JobConfig):
-    """Ray puts the folder of the command and that in which it runs on the search path of all its processes, unless the job brings
-    a folder of its own. What stands there must not run in place of ours; ours is installed on every node."""
+    """Ray puts the folder of the command and the current one on the search path of all its processes, unless the job brings one
+    of its own. What stands there must not run in place of ours; ours is installed on every node."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True
