@@ -32,6 +32,9 @@ DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A peer that does not answer a ping within this time is gone: its streams end with UNAVAILABLE.
 _KEEPALIVE_TIME_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
+# A client may stand still: its machine is paused, it is stopped with Ctrl-Z, it does not read. With this time gRPC also ends a
+# connection whose client takes no more bytes (TCP_USER_TIMEOUT), which under load is soon after it has stopped.
+_CLIENT_STANDSTILL_MS = 20_000
 # Pings of clients that come more often than this are answered with GOAWAY; well below what channels made here send.
 _MIN_PING_INTERVAL_MS = 2_000
 _RECONNECT_BACKOFF_MS = 100
@@ -56,7 +59,7 @@ def create_server(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_timeout_ms", _CLIENT_STANDSTILL_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
         ("grpc.http2.max_pings_without_data", 0),

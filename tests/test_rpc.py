@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -109,6 +111,58 @@ async def test_clients_connect_anew_after_a_while_and_what_runs_goes_on_where_it
         assert await stream.read() == peers[0].encode()  # … the stream is on the first one
         assert await stream.read() is grpc.aio.EOF
     await server.stop(None)
+
+
+_COUNTING_CLIENT = """
+import asyncio, sys
+from tandem.rpc import create_channel
+
+async def main():
+    async with create_channel(sys.argv[1]) as channel:
+        num_messages = 0
+        async for message in channel.unary_stream("/Flood/flood")(b""):
+            num_messages += 1
+            if num_messages == 100:
+                print("reads", flush=True)
+        print(num_messages)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_stands_still_under_load_for_seconds_keeps_its_stream() -> None:
+    """Six seconds: more than a peer has to answer a ping, long after its buffers are full."""
+    over = asyncio.Event()
+    num_sent = 0
+
+    async def flood(request: bytes, context: object) -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while not over.is_set():
+            num_sent += 1
+            yield bytes(10_000)
+
+    server = create_server()
+    methods = {"flood": grpc.unary_stream_rpc_method_handler(flood)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Flood", methods),))
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    command = (sys.executable, "-c", _COUNTING_CLIENT, f"127.0.0.1:{port}")
+    client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(60):
+            assert client.stdout is not None
+            assert await client.stdout.readline() == b"reads\n"
+            client.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(6.5)
+            client.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.2)
+            over.set()
+            assert int(await client.stdout.read()) == num_sent
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            client.kill()
+        await client.wait()
+        await server.stop(None)
 
 
 def blocking_call(address: str, kind: str, metadata: object) -> None:
