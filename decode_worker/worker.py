@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from collections.abc import AsyncIterator, Callable
 
 from decode_worker.inbox import AskSequence, CancelSequence, ComputePrompt, HandOver, RouterGone, Stop
@@ -21,6 +20,7 @@ from tandem.mailbox import SessionHub
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
+from tandem.step_thread import step_thread
 from tandem.tracing import NO_TRACER, Tracer
 from tandem.v1 import worker_pb2 as pb
 from tandem.waiting import QUIET_S, wait_until
@@ -83,7 +83,7 @@ class DecodeWorker:
             on_verified=self._on_verified,
             on_refused=self._on_refused,
         )
-        self._thread = threading.Thread(target=self._loop.run, name="decode-steps", daemon=True)
+        self._thread = step_thread(self._loop.run, "decode-steps")
 
     def start(self, address: str, metrics_address: str = "") -> None:
         """Begin to serve. address: of the internal gRPC server. metrics_address: of its own metrics, if there are any."""

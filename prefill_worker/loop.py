@@ -56,7 +56,7 @@ __all__ = ["PrefillLoop"]
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 1.0
-# A reservation takes milliseconds, half a layer of a tile takes ten: the answer is worth waiting for.
+# A reservation takes milliseconds, a product of a tile takes as long: the answer is worth waiting for.
 _RESERVING_S = 0.01
 # A prompt that was held up by another's reservation may begin after a while, and nothing tells of it.
 _LOOK_S = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from prefill_worker.inbox import AbsorbAnswer, AskTask, CancelTask, Drain, HandOver, RouterGone, Stop
@@ -21,6 +20,7 @@ from tandem.mailbox import SessionHub
 from tandem.measures import Measures
 from tandem.metrics import MEASURED, POOLS
 from tandem.session import serve_session
+from tandem.step_thread import step_thread
 from tandem.tracing import NO_TRACER, Tracer
 from tandem.trust import Trust
 from tandem.v1 import worker_pb2 as pb
@@ -73,7 +73,7 @@ class PrefillWorker:
             patience_s=config.prefill.reserve_patience_s,
         )
         self._loop = PrefillLoop(engine, config.prefill, self, self, self._hub, self._clock, tracer)
-        self._thread = threading.Thread(target=self._loop.run, name="prefill-steps", daemon=True)
+        self._thread = step_thread(self._loop.run, "prefill-steps")
 
     def start(self, address: str, metrics_address: str = "") -> None:
         """Begin to serve. address: of the internal gRPC server. metrics_address: of its own metrics, if there are any."""

@@ -89,21 +89,19 @@ class HybridModel:
         """Run the batch's new tokens, updating the caches: hidden states `[T, N]` after the final norm.
 
         `on_layer(i)` is called as soon as layer i's caches for this batch are final, before the layer's MLP, so that
-        a sender may push them while the rest computes. `give_way()` is called before each tile of each layer's mixer and
-        MLP, and may run other sequences' batches on the same memory.
+        a sender may push them while the rest computes. `give_way()` is called before each large product of each tile, and
+        may run other sequences' batches on the same memory.
         """
-        on_layer, give_way = on_layer or _nothing, give_way or _nothing
+        on_layer = on_layer or _nothing
         kernels, eps = self._kernels, self.config.rms_norm_eps
         tiles = cut_into_tiles(batch, kernels.tile_tokens, kernels.alike_rows)
-        steps = [self._step_context(tile, memory) for _, tile in tiles]
+        steps = [self._step_context(tile, memory, give_way or _nothing) for _, tile in tiles]
         xs_TN = [functional.embedding(tile.token_ids_T, self._embedding_VN) for _, tile in tiles]
         for index, layer in enumerate(self._layers):
             for i, step in enumerate(steps):
-                give_way()
                 xs_TN[i] = layer.mixer(kernels.rms_norm(xs_TN[i], layer.mixer_norm_N, eps), xs_TN[i], step)
             on_layer(index)
             for i, step in enumerate(steps):
-                give_way()
                 xs_TN[i] = layer.mlp(kernels.rms_norm(xs_TN[i], layer.mlp_norm_N, eps), xs_TN[i], step)
         hidden = [kernels.rms_norm(x_TN, self._final_norm_N, eps) for x_TN in xs_TN]
         if len(tiles) == 1:
@@ -115,7 +113,7 @@ class HybridModel:
         """fp32 `[N, V]` of hidden states `[N, D]` that `forward` returned."""
         return self._kernels.linear(hidden_ND, self._head, stable_rows=True).float()
 
-    def _step_context(self, batch: ForwardBatch, memory: CacheMemory) -> StepContext:
+    def _step_context(self, batch: ForwardBatch, memory: CacheMemory, give_way: Callable[[], None]) -> StepContext:
         angles_Tr = batch.positions_T.unsqueeze(1).float() * self._inverse_frequencies
         angles_TR = torch.cat([angles_Tr, angles_Tr], dim=-1)
         return StepContext(
@@ -124,6 +122,7 @@ class HybridModel:
             cos_TR=angles_TR.cos(),
             sin_TR=angles_TR.sin(),
             stable_rows=batch.is_decode,
+            give_way=give_way,
         )
 
     @property

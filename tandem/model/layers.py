@@ -6,6 +6,7 @@ heads and V value heads of the delta rule with dimensions P and Q. Projections t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,13 +28,15 @@ class TakeTensor(Protocol):
 
 @dataclass(frozen=True)
 class StepContext:
-    """What every layer of one step shares. stable_rows: see `Kernels.linear`."""
+    """What every layer of one step shares. stable_rows: see `Kernels.linear`. give_way: see `HybridModel.forward`; what a layer
+    keeps for itself at that moment must be its own, as another step may run meanwhile."""
 
     plan: Any
     memory: CacheMemory
     cos_TR: torch.Tensor
     sin_TR: torch.Tensor
     stable_rows: bool
+    give_way: Callable[[], None]
 
 
 class Mixer(Protocol):
@@ -70,12 +73,15 @@ class AttentionMixer:
 
     def __call__(self, x_TN: torch.Tensor, residual_TN: torch.Tensor, step: StepContext) -> torch.Tensor:
         kernels = self._kernels
+        step.give_way()
         projected = kernels.linear(x_TN, self._in_proj, stable_rows=step.stable_rows)
+        step.give_way()
         qk, v, gate_TX = torch.split(projected, self._splits, dim=-1)
         qk = kernels.norm_rope(qk.view(len(qk), -1, self._dim), self._scale_HD, self._eps, step.cos_TR, step.sin_TR)
         q_THD, k_TGD = torch.split(qk, [self._heads, self._kv_heads], dim=1)
         v_TGD = v.view(len(v), self._kv_heads, self._dim)
         gated_TX = kernels.attention(q_THD, k_TGD, v_TGD, gate_TX, step.memory.kv[self._index], step.plan)
+        step.give_way()
         return kernels.linear(gated_TX, self._out_proj, residual_TN, stable_rows=step.stable_rows)
 
 
@@ -101,7 +107,9 @@ class DeltaNetMixer:
 
     def __call__(self, x_TN: torch.Tensor, residual_TN: torch.Tensor, step: StepContext) -> torch.Tensor:
         kernels, memory, num_tokens = self._kernels, step.memory, len(x_TN)
+        step.give_way()
         projected = kernels.linear(x_TN, self._in_proj, stable_rows=step.stable_rows)
+        step.give_way()
         mixed_TC, z, b_TV, a_TV = torch.split(projected, self._splits, dim=-1)
         conv_TC = kernels.causal_conv(mixed_TC, self._conv_WC, memory.conv[self._index], step.plan)
         q, k, v = torch.split(conv_TC, self._conv_splits, dim=-1)
@@ -115,6 +123,7 @@ class DeltaNetMixer:
             step.plan,
         )
         gated = kernels.gated_rms_norm(out_TVQ, z.view(num_tokens, self._value_heads, -1), self._norm_Q, self._eps, step.plan)
+        step.give_way()
         return kernels.linear(gated.flatten(1), self._out_proj, residual_TN, stable_rows=step.stable_rows)
 
 
@@ -129,5 +138,7 @@ class Mlp:
         self._down = kernels.prepare_linear(take(f"{prefix}down_proj.weight", hidden, inner))
 
     def __call__(self, x_TN: torch.Tensor, residual_TN: torch.Tensor, step: StepContext) -> torch.Tensor:
+        step.give_way()
         inner = self._kernels.swiglu(x_TN, self._gate_up, stable_rows=step.stable_rows)
+        step.give_way()
         return self._kernels.linear(inner, self._down, residual_TN, stable_rows=step.stable_rows)

@@ -145,7 +145,7 @@ def test_others_may_be_computed_wherever_a_step_gives_way(variant: MakeVariant, 
     assert all(torch.equal(each, other_alone) for each in others)
     for ours, theirs in zip(caches(runner), caches(runner_alone), strict=True):
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
-    assert len(others) >= 2 * len(layers) * -(-num_tokens // runner.model.tile_tokens)
+    assert len(others) >= 5 * len(layers) * -(-num_tokens // runner.model.tile_tokens)
 
 
 def caches(runner: Runner) -> list[torch.Tensor]:
