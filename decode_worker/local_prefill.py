@@ -1,7 +1,7 @@
 """Short prompts that the decode worker computes itself, one after the other, while its sequences go on.
 
 A prompt's positions are computed as a prefill worker would: from nothing, in pieces that end at tiles' ends. So its numbers are
-the same. What keeps the cadence of the running sequences is that a piece is interrupted between two layers as soon as it has
+the same. What keeps the cadence of the running sequences is that a piece is interrupted, within a layer too, as soon as it has
 had its share of a step's time; others then have their turn, a decode step among it. Nothing of a sequence is kept outside its
 own blocks and slot, so steps may nest.
 
@@ -36,7 +36,7 @@ _FORGOTTEN_AFTER_S = 60.0
 _MOST_WAITING = 4
 
 TakeTurns = Callable[[float], bool]
-"""Called between two layers with the seconds that the prompt has been computed since the others had their turn. True: they had
+"""Called some times in each layer with the seconds that the prompt has been computed since the others had their turn. True: they had
 another one just now."""
 
 
@@ -134,7 +134,7 @@ class LocalPrefill:
         else:
             self._note(len(lease.request.tokens))
         self._current = None
-        if self._is_unwanted:  # while its last layer was computed
+        if self._is_unwanted:  # since it gave way for the last time
             outcome = None
         return ComputedPrompt(lease, outcome, started_s, self.clock.now() - started_s, tuple(told))
 
@@ -151,7 +151,7 @@ class LocalPrefill:
     def _forward(self, piece: SequenceChunk, take_turns: TakeTurns) -> torch.Tensor:
         began_s = self.clock.now()
 
-        def between_layers(layer: int) -> None:
+        def give_way() -> None:
             nonlocal began_s
             own_s = self.clock.now() - began_s
             try:
@@ -164,7 +164,7 @@ class LocalPrefill:
             if self._is_unwanted:
                 raise _UnwantedError
 
-        hidden_CD = self.engine.forward([piece], between_layers)
+        hidden_CD = self.engine.forward([piece], give_way=give_way)
         self._own_s += self.clock.now() - began_s
         return hidden_CD
 

@@ -88,7 +88,7 @@ class DecodeLoop:
             self._compute_prompt()
 
     def _advance(self, wait_s: float) -> None:
-        """All but the prompts that are computed here: between two of these, or between two layers of one."""
+        """All but the prompts that are computed here: between two of these, or where one gives way."""
         self._receive(wait_s)
         self._running += self._residency.bring_back(len(self._running))
         self._join()

@@ -45,11 +45,11 @@ class SlowEngine(FakeEngine):
     ) -> torch.Tensor:
         def slowly(layer: int) -> None:
             self.clock.advance(LAYER_S)
-            if on_layer is not None:
+            if give_way is not None:
                 self.between()
-                on_layer(layer)
+                give_way()
 
-        return super().forward(chunks, slowly, give_way)
+        return super().forward(chunks, slowly)
 
 
 class Bench:
@@ -231,11 +231,11 @@ def test_a_prompt_that_cannot_be_computed_ends_alone(bench: Bench, caplog: pytes
     bench.place("b", max_new_tokens=2)
     forward, refuses = bench.engine.forward, [True]
 
-    def failing(chunks: Sequence[SequenceChunk], on_layer: Callable[[int], None] | None = None) -> torch.Tensor:
-        if on_layer is not None and refuses:
+    def failing(chunks: Sequence[SequenceChunk], give_way: Callable[[], None] | None = None) -> torch.Tensor:
+        if give_way is not None and refuses:
             refuses.clear()
             raise RuntimeError("scripted")
-        return forward(chunks, on_layer)
+        return forward(chunks, give_way=give_way)
 
     bench.engine.forward = failing  # type: ignore[method-assign]
     bench.turn(5)
