@@ -36,8 +36,8 @@ _FORGOTTEN_AFTER_S = 60.0
 _MOST_WAITING = 4
 
 TakeTurns = Callable[[float], bool]
-"""Called some times in each layer with the seconds that the prompt has been computed since the others had their turn. True: they had
-another one just now."""
+"""Called some times in each layer with the seconds that the prompt has been computed since the others had their turn. True:
+they had another one just now."""
 
 
 @dataclass(frozen=True, slots=True)
