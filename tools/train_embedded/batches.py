@@ -22,7 +22,6 @@ class Stage:
 
     focus: share of fact conversations whose facts are of one or two kinds, so that only the right binding answers.
     people: share of these that are about people, and ask mostly who.
-    doors: share of these that are about doors instead, and ask mostly whether one is open or locked.
     """
 
     until: int
@@ -30,7 +29,6 @@ class Stage:
     shares: tuple[float, ...]
     focus: float = 0.0
     people: float = 0.0
-    doors: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def make_batch(
     rng = random.Random(f"batch {seed} {step}")
     length = rng.choices(stage.lengths, stage.shares)[0]
     rows = tokens_per_batch // length
-    documents = [document(rng, length, stage.focus, stage.people, stage.doors) for _ in range(rows)]
+    documents = [document(rng, length, stage.focus, stage.people) for _ in range(rows)]
     tokens = np.zeros((rows, length), dtype=np.int64)
     kinds = np.zeros((rows, length), dtype=np.int64)
     encodings = tokenizer.encode_batch([d.text for d in documents], add_special_tokens=False)

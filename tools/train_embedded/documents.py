@@ -107,17 +107,16 @@ def _level(length: int) -> _Level:
 
 _ASKED_TOKENS = 16  # of a question with its answer
 _ASKED_TOGETHER = (1, 1, 2, 4)  # the most questions of a turn: a conversation's habit
-_HARD_SHARE = 0.8
-_HARD = re.compile("(Who|Tell me who|Is the) ")  # the answer stands before its key; the question itself offers a wrong answer
+_WHO_SHARE = 0.8
+_ASKS_WHO = re.compile("(Who|Tell me who) ")
 
 
-def _facts_conversation(rng: random.Random, length: int, focus: float, people: float, doors: float) -> Document:
+def _facts_conversation(rng: random.Random, length: int, focus: float, people: float) -> Document:
     """Facts among small talk, then questions about them; long conversations tell and ask in a few rounds."""
     writer = Writer()
     if rng.random() < 0.1:
         writer.user("You are a helpful assistant.", "system")
-    focused, about_people, about_doors = (rng.random() < share for share in (focus, people, doors))
-    world = World(rng, focused, about_people=about_people, about_doors=about_doors)
+    world = World(rng, focused=focus > 0.0 and rng.random() < focus, about_people=people > 0.0 and rng.random() < people)
     known: list[Fact] = []
     rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.choice((1, 1, 2, 4))
     for number in range(1, rounds + 1):
@@ -178,9 +177,9 @@ def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tupl
 
 
 def _asked_mostly(rng: random.Random, world: World, fact: Fact) -> Sequence[tuple[str, str]]:
-    """In a conversation about people, most questions ask who; in one about doors, whether one is open or locked."""
-    if world.focused and (world.about_people or world.about_doors) and rng.random() < _HARD_SHARE:
-        return [question for question in fact.questions if _HARD.match(question[0])]
+    """In a conversation about people, most questions ask who."""
+    if world.focused and world.about_people and rng.random() < _WHO_SHARE:
+        return [question for question in fact.questions if _ASKS_WHO.match(question[0])]
     return fact.questions
 
 
@@ -216,7 +215,7 @@ def _prose(rng: random.Random, length: int, *_: float) -> Document:
     return writer.document()
 
 
-def document(rng: random.Random, length: int, focus: float = 0.0, people: float = 0.0, doors: float = 0.0) -> Document:
-    """A document of about `length` tokens; a longer one is to be cut by the caller. focus, people, doors: as in `Stage`."""
+def document(rng: random.Random, length: int, focus: float = 0.0, people: float = 0.0) -> Document:
+    """A document of about `length` tokens; a longer one is to be cut by the caller. focus, people: as in `Stage`."""
     makers = (_facts_conversation, _tasks_conversation, _prose)
-    return rng.choices(makers, _level(length).mix)[0](rng, length, focus, people, doors)
+    return rng.choices(makers, _level(length).mix)[0](rng, length, focus, people)

@@ -30,23 +30,19 @@ class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
     focused: facts are of one or two kinds, rare ones as often as the others. about_people: these kinds are about people, who
-    mostly stand before what is told of them. about_doors: they tell which doors (gates, boxes) are open and which is locked.
+    mostly stand before what is told of them.
     """
 
     rng: random.Random
     focused: bool = False
     about_people: bool = False
-    about_doors: bool = False
     used: set[tuple[str, str]] = field(default_factory=set)
     kinds: list[Callable[[World], Fact | None]] = field(default_factory=list)
 
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
         if self.focused and not self.kinds:
-            if self.about_doors:
-                self.kinds = [_locked]
-            else:
-                self.kinds = self.rng.sample(_ABOUT_PEOPLE if self.about_people else _KINDS, self.rng.randint(1, 2))
+            self.kinds = self.rng.sample(_ABOUT_PEOPLE if self.about_people else _KINDS, self.rng.randint(1, 2))
         for _ in range(8):
             made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:
