@@ -1,18 +1,19 @@
 """What arriving prompts do to running streams: prefill and decode apart, and together on the same two cores.
 
-    python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 256 128]
+    python -m bench.interference [--seconds 40] [--every 3] [--prompt 2048] [--chunk-tokens 512 256 128] [--rounds 3]
 
 Four streams decode on the 121 M checkpoint while a long prompt arrives every few seconds. First the limit: the bare engine on
 one core with the streams, and on the other with the prompts, and nothing between them. What the streams suffer there is the
 machine's doing (two cores may be two threads of one, and share caches and memory in any case). Then a prefill and a decode
-worker on one core each; then the same engine in one process on both cores, which computes prompts by chunks between the
-streams' steps, once for each chunk size and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and
-under arrivals, and the arrivals' time to first token. Apart, both are seen by a client process, which shares the two cores.
+worker on one core each; these two in turns, `rounds` times, as the speed of a shared machine changes within a minute. Then the
+same engine in one process on both cores, which computes prompts by chunks between the streams' steps, once for each chunk size
+and way to interleave. Shown: the time between two tokens of a stream (ITL), quiet and under arrivals, and the arrivals' time to
+first token. Apart, both are seen by a client process, which shares the two cores.
 
 Together, a chunk size trades the one for the other: a prompt that takes both cores for a large chunk is absorbed sooner, and
 every stream waits for it. So the time to first token is held against the setting whose streams were disturbed least. Exit 1:
 the streams' p99 apart is above 1.3 x their p50, or an arrival waits longer apart than there, the hand-off added. The spread
-from one arrival to the next (the median of these cycles) is shown too: the speed of a shared machine changes within a minute.
+from one arrival to the next (the median of these cycles) is shown too, for the same reason.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 
 from bench.checkpoints import bench_checkpoint
@@ -58,6 +61,16 @@ class Measured:
     ttft: list[float]
     unanswered: int
     handoff_s: list[float]
+
+    def __add__(self, other: Measured) -> Measured:
+        """Of another round."""
+        return Measured(
+            self.quiet + other.quiet,
+            self.cycles + other.cycles,
+            self.ttft + other.ttft,
+            self.unanswered + other.unanswered,
+            self.handoff_s + other.handoff_s,
+        )
 
     @property
     def busy(self) -> list[float]:
@@ -158,6 +171,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--stream-tokens", type=int, default=8192, help="a stream's answer; more than fit into the time")
     parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[512, 256, 128], help="of the colocated engine")
+    parser.add_argument("--rounds", type=int, default=3, help="of the limit and apart, in turns")
     parser.add_argument("--json", type=Path, help="write every gap and TTFT there")
     return parser.parse_args()
 
@@ -199,11 +213,17 @@ def main() -> int:
     def measured(served: Sequence[Served]) -> Measured:
         return _measured([(one.came_s, one.token_s) for one in served], [], end_s, args.every)
 
-    alone = serve_unconnected(config, arrivals, end_s, _cores(), chunk_tokens=config.prefill.chunk_tokens)
-    runs = {_LIMIT: measured(alone)}
-    _show(_LIMIT, runs[_LIMIT])
-    runs[_APART] = asyncio.run(_apart(config, arrivals, end_s, args.every))
-    _show(_APART, runs[_APART])
+    rounds: dict[str, list[Measured]] = {_LIMIT: [], _APART: []}
+    for _ in range(args.rounds):
+        alone = serve_unconnected(config, arrivals, end_s, _cores(), chunk_tokens=config.prefill.chunk_tokens)
+        rounds[_LIMIT].append(measured(alone))
+        rounds[_APART].append(asyncio.run(_apart(config, arrivals, end_s, args.every)))
+        for name, made in rounds.items():
+            _show(name, made[-1])
+    runs = {name: reduce(add, made) for name, made in rounds.items()}
+    if args.rounds > 1:
+        for name, run in runs.items():
+            _show(f"{name}, {args.rounds} rounds", run)
     cores = frozenset(os.sched_getaffinity(0))
     for chunk_tokens in args.chunk_tokens:
         for mixed in (False, True):
