@@ -22,6 +22,7 @@ class Stage:
 
     focus: share of fact conversations whose facts are of one or two kinds, so that only the right binding answers.
     people: share of these that are about people, and ask mostly who.
+    prefer_people: in all of them names are asked for more often, and in the other focused ones people come more often.
     """
 
     until: int
@@ -29,6 +30,7 @@ class Stage:
     shares: tuple[float, ...]
     focus: float = 0.0
     people: float = 0.0
+    prefer_people: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def make_batch(
     rng = random.Random(f"batch {seed} {step}")
     length = rng.choices(stage.lengths, stage.shares)[0]
     rows = tokens_per_batch // length
-    documents = [document(rng, length, stage.focus, stage.people) for _ in range(rows)]
+    documents = [document(rng, length, stage.focus, stage.people, prefer_people=stage.prefer_people) for _ in range(rows)]
     tokens = np.zeros((rows, length), dtype=np.int64)
     kinds = np.zeros((rows, length), dtype=np.int64)
     encodings = tokenizer.encode_batch([d.text for d in documents], add_special_tokens=False)

@@ -80,7 +80,7 @@ text was used.
 - Muon for matrices, AdamW for the rest, peak learning rate {lr}, {warmup} steps of warm-up, constant, then linear decay
   over the last {decay:.0%}.
 - Curriculum (sequence lengths with their shares; focus: share of conversations whose facts are of one or two kinds; people:
-  share of these that are about people and ask mostly who):
+  share of these that are about people and ask mostly who; names: a person's name is asked for more often in all):
   {curriculum}.
 - Loss weights per class of token: {weights}.
 - The multi-token-prediction layer trains jointly from step {mtp_from} on, with weight {mtp_weight}.
@@ -130,7 +130,7 @@ def card(folder: Path, log: list[dict[str, Any]], evaluation: dict[str, Any], ru
     stages = [
         f"to step {stage.until}: "
         + ", ".join(f"{n} {s:.0%}" for n, s in zip(stage.lengths, stage.shares, strict=True))
-        + f" (focus {stage.focus:.0%}, people {stage.people:.0%})"
+        + f" (focus {stage.focus:.0%}, people {stage.people:.0%}{', names' if stage.prefer_people else ''})"
         for stage in CURRICULUM
     ]
     return _TEXT.format(

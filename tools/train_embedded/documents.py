@@ -109,14 +109,17 @@ _ASKED_TOKENS = 16  # of a question with its answer
 _ASKED_TOGETHER = (1, 1, 2, 4)  # the most questions of a turn: a conversation's habit
 _WHO_SHARE = 0.8
 _ASKS_WHO = re.compile("(Who|Tell me who) ")
+_PREFERRED = 4  # times as often is a person's name asked for
+_NAME = re.compile(r"\[[A-Z]")
 
 
-def _facts_conversation(rng: random.Random, length: int, focus: float, people: float) -> Document:
+def _facts_conversation(rng: random.Random, length: int, focus: float, people: float, prefer_people: bool) -> Document:
     """Facts among small talk, then questions about them; long conversations tell and ask in a few rounds."""
     writer = Writer()
     if rng.random() < 0.1:
         writer.user("You are a helpful assistant.", "system")
-    world = World(rng, focused=focus > 0.0 and rng.random() < focus, about_people=people > 0.0 and rng.random() < people)
+    focused, about_people = (share > 0.0 and rng.random() < share for share in (focus, people))
+    world = World(rng, focused, about_people, prefer_people)
     known: list[Fact] = []
     rounds = 1 if length <= 128 else rng.randint(1, 2) if length <= 512 else rng.choice((1, 1, 2, 4))
     for number in range(1, rounds + 1):
@@ -168,7 +171,7 @@ def _arranged(rng: random.Random, told: list[str], talk: list[str]) -> list[str]
 
 
 def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tuple[str, str]]:
-    questions = [rng.choice(_asked_mostly(rng, world, fact)) for fact in known]
+    questions = [_question(rng, world, fact) for fact in known]
     rng.shuffle(questions)
     if rng.random() < 0.1 and (unknown := world.unknown()) is not None:
         questions.append(unknown)
@@ -176,11 +179,14 @@ def _questions(rng: random.Random, world: World, known: list[Fact]) -> list[tupl
     return questions
 
 
-def _asked_mostly(rng: random.Random, world: World, fact: Fact) -> Sequence[tuple[str, str]]:
+def _question(rng: random.Random, world: World, fact: Fact) -> tuple[str, str]:
     """In a conversation about people, most questions ask who."""
+    asked: Sequence[tuple[str, str]] = fact.questions
     if world.focused and world.about_people and rng.random() < _WHO_SHARE:
-        return [question for question in fact.questions if _ASKS_WHO.match(question[0])]
-    return fact.questions
+        asked = [question for question in fact.questions if _ASKS_WHO.match(question[0])]
+    if world.prefers_people:
+        return rng.choices(asked, [_PREFERRED if _NAME.search(answer) else 1 for _, answer in asked])[0]
+    return rng.choice(asked)
 
 
 def _tasks_conversation(rng: random.Random, length: int, *_: float) -> Document:
@@ -215,7 +221,9 @@ def _prose(rng: random.Random, length: int, *_: float) -> Document:
     return writer.document()
 
 
-def document(rng: random.Random, length: int, focus: float = 0.0, people: float = 0.0) -> Document:
-    """A document of about `length` tokens; a longer one is to be cut by the caller. focus, people: as in `Stage`."""
+def document(
+    rng: random.Random, length: int, focus: float = 0.0, people: float = 0.0, *, prefer_people: bool = False
+) -> Document:
+    """A document of about `length` tokens; a longer one is to be cut by the caller. The rest as in `Stage`."""
     makers = (_facts_conversation, _tasks_conversation, _prose)
-    return rng.choices(makers, _level(length).mix)[0](rng, length, focus, people)
+    return rng.choices(makers, _level(length).mix)[0](rng, length, focus, people, prefer_people)

@@ -30,24 +30,33 @@ class World:
     """Draws facts that do not contradict each other. Raises no error when words run out: `fact` then returns None.
 
     focused: facts are of one or two kinds, rare ones as often as the others. about_people: these kinds are about people, who
-    mostly stand before what is told of them.
+    mostly stand before what is told of them. prefers_people: kinds about people come more often, and names are asked for more.
     """
 
     rng: random.Random
     focused: bool = False
     about_people: bool = False
+    prefers_people: bool = False
     used: set[tuple[str, str]] = field(default_factory=set)
     kinds: list[Callable[[World], Fact | None]] = field(default_factory=list)
 
     def fact(self) -> Fact | None:
         """A new fact of a random kind, or None after several clashes."""
         if self.focused and not self.kinds:
-            self.kinds = self.rng.sample(_ABOUT_PEOPLE if self.about_people else _KINDS, self.rng.randint(1, 2))
+            self.kinds = self._one_or_two_kinds()
         for _ in range(8):
             made = (self.rng.choice(self.kinds) if self.kinds else self.rng.choices(_KINDS, _SHARES)[0])(self)
             if made is not None:
                 return made
         return None
+
+    def _one_or_two_kinds(self) -> list[Callable[[World], Fact | None]]:
+        count = self.rng.randint(1, 2)
+        if self.about_people:
+            return self.rng.sample(_ABOUT_PEOPLE, count)
+        if self.prefers_people:
+            return self.rng.choices(_KINDS, _PREFERRED_SHARES, k=count)
+        return self.rng.sample(_KINDS, count)
 
     def claim(self, *keys: tuple[str, str]) -> bool:
         """Take all keys, or none if one is taken."""
@@ -212,4 +221,5 @@ _JOB = _pair("job", JOBS, "is the", "What is {name}'s job?", "Who is the {value}
 _Kinds = tuple[Callable[[World], Fact | None], ...]
 _KINDS: _Kinds = (_has, _at, _locked, _colour, _code, _count, _gave, _animal, _LIKES, _LIVES, _JOB)
 _SHARES = (5, 4, 2, 2, 2, 1, 1, 1, 1, 1, 1)
+_PREFERRED_SHARES = (3, 1, 2, 1, 1, 1, 2, 1, 3, 3, 3)
 _ABOUT_PEOPLE: _Kinds = (_has, _gave, _LIKES, _LIVES, _JOB)

@@ -10,28 +10,29 @@ from tools.train_embedded.documents import Kind
 
 __all__ = ["CONTEXT_SHARE", "CURRICULUM", "KIND_WEIGHTS", "MTP_FROM", "MTP_WEIGHT", "STEPS", "Schedule", "architecture"]
 
-STEPS = 7200
+STEPS = 6500
 
 # Documents grow in stages. Batches hold the same number of tokens at every length. Facts of one kind stand together from
 # the start: while a question can be answered by the only word of the right kind, nothing learns which fact it asks about.
-# First all kinds, until what stands after its key is found. An answer that stands before its key ("Ann likes figs." "Who likes
-# figs?") is found late, and only where many ask for it: most of a stage does, once the other direction is there. Where that
-# stage comes earlier, nothing else is learned beside it ("Is the red door open or locked?" not at all).
+# First all kinds, until what stands after its key is found, and also "Is the red door open or locked?", which offers a wrong
+# word nearer than the right one. An answer that stands before its key ("Ann likes figs." "Who likes figs?") is found late, and
+# only where many ask for it. Where those stages come earlier, nothing else is learned beside them.
 CURRICULUM = (
     Stage(250, (64,), (1.0,), focus=0.4),
     Stage(800, (64, 128, 512), (0.25, 0.6, 0.15), focus=0.6),
     Stage(1200, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.5),
-    Stage(2000, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4),
-    Stage(2700, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.95, people=0.85),
-    Stage(3600, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.5),
-    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.4),
+    Stage(2466, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4),
+    Stage(3012, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, prefer_people=True),
+    Stage(3800, (64, 128, 512), (0.3, 0.5, 0.2), focus=0.85, people=0.75, prefer_people=True),
+    Stage(4600, (64, 128, 512, 2048), (0.1, 0.4, 0.42, 0.08), focus=0.6, people=0.6, prefer_people=True),
+    Stage(STEPS, (64, 128, 512, 2048), (0.05, 0.3, 0.47, 0.18), focus=0.4, people=0.5, prefer_people=True),
 )
 
 # The loss sees this share of the user's words, drawn per batch: predicting all of them costs much and teaches little.
 CONTEXT_SHARE = 0.25
 
 # The step from which the multi-token-prediction layer trains too: its cost is a quarter of a step.
-MTP_FROM = 3500
+MTP_FROM = 1350
 MTP_WEIGHT = 0.3
 
 # What the user says is mostly chance; what must be looked up decides the model's worth.
@@ -55,7 +56,7 @@ class Schedule:
 
     steps: int
     warmup_steps: int = 50
-    decay: float = 0.5
+    decay: float = 0.66
 
     def factor(self, step: int) -> float:
         """Multiplier of the learning rate at `step`."""
