@@ -58,6 +58,9 @@ class _OwnCodeOnly(JobConfig):
         return True
 
 
+assert hasattr(JobConfig, "_runtime_env_has_working_dir")  # Ray's own: it must notice when this is not asked any more
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterHandle:
     """A running controller. address: of its Membership service. log_folder: where the processes of this node write."""

@@ -29,11 +29,12 @@ __all__ = [
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A peer that does not answer a ping within this time is gone: its streams end with UNAVAILABLE.
+# A server that does not answer a client's ping within this time is gone: its streams end with UNAVAILABLE.
 _KEEPALIVE_TIME_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 # A client may stand still: its machine is paused, it is stopped with Ctrl-Z, it does not read. With this time gRPC also ends a
-# connection whose client takes no more bytes (TCP_USER_TIMEOUT), which under load is soon after it has stopped.
+# connection whose client takes no more bytes (TCP_USER_TIMEOUT), which under load is soon after it has stopped. The price: what
+# a client that vanished had asked for is computed for so much longer.
 _CLIENT_STANDSTILL_MS = 20_000
 # Pings of clients that come more often than this are answered with GOAWAY; well below what channels made here send.
 _MIN_PING_INTERVAL_MS = 2_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -9,9 +10,11 @@ from collections.abc import Callable
 
 __all__ = ["step_thread"]
 
-_NICENESS = 5
-"""Above that of the worker's other threads. What they have to say takes a tenth of a millisecond and is waited for elsewhere;
-where every core computes, the kernel would let each of them wait for some milliseconds at every message."""
+_NICER = 5
+"""Than the worker's other threads. What they have to say takes a tenth of a millisecond and is waited for elsewhere; where
+every core computes, the kernel would let each of them wait for some milliseconds at every message. It counts beside busy
+processes of others too, where the kernel weighs threads of both against each other: a third of the share of one of theirs."""
+_MOST = 19
 
 
 def step_thread(run: Callable[[], None], name: str) -> threading.Thread:
@@ -19,7 +22,10 @@ def step_thread(run: Callable[[], None], name: str) -> threading.Thread:
 
     def target() -> None:
         if sys.platform == "linux":  # where niceness is a thread's own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            thread_id = threading.get_native_id()
+            with contextlib.suppress(OSError):  # an order that nobody keeps costs some milliseconds, no worker
+                niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _NICER
+                os.setpriority(os.PRIO_PROCESS, thread_id, min(_MOST, niceness))
         run()
 
     return threading.Thread(target=target, name=name, daemon=True)

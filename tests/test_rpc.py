@@ -130,6 +130,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_client_that_stands_still_under_load_for_seconds_keeps_its_stream() -> None:
     """Six seconds: more than a peer has to answer a ping, long after its buffers are full."""
     over = asyncio.Event()

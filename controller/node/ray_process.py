@@ -36,7 +36,8 @@ _KILL_S = 5.0
 _REACH_S = 2.0
 # Read by Ray's processes when they start. Its workers' niceness of 15 would let every other process go first. A worker takes no
 # unit of what Ray calls GPU, and must see the devices nevertheless. Ray's measuring of itself, and its record of tasks for its
-# dashboard, are read by nobody here and cost an idle worker a tenth of its processor time.
+# dashboard, are read by nobody here and cost an idle worker a tenth of its processor time. Under `uv run` it would pack the
+# current folder and put it first on the workers' search path.
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -44,7 +45,10 @@ RAY_ENVIRONMENT = {
     "RAY_event_stats": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
+# A head starts a server for Ray's own clients with `python -m`, which would begin its search path with the current folder.
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _RAY = "ray.scripts.scripts"
 _COMMON = ("--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false", "--block")
 
@@ -88,7 +92,7 @@ class RayProcess:
 
     def start(self) -> None:
         """In a process group of its own, so that a signal to ours does not end the workers. What it says goes to stderr."""
-        environment = {**os.environ, **RAY_ENVIRONMENT, **self.environment}
+        environment = {**os.environ, **RAY_ENVIRONMENT, **_SAFE_PATH, **self.environment}
         environment.pop("RAY_ADDRESS", None)  # `ray start` refuses to begin a cluster where one is named
         environment.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)  # `up` sets it to keep to loopback: this one spans hosts
         try:

@@ -89,8 +89,9 @@ class HybridModel:
         """Run the batch's new tokens, updating the caches: hidden states `[T, N]` after the final norm.
 
         `on_layer(i)` is called as soon as layer i's caches for this batch are final, before the layer's MLP, so that
-        a sender may push them while the rest computes. `give_way()` is called before each large product of each tile, and
-        may run other sequences' batches on the same memory.
+        a sender may push them while the rest computes. `give_way()` is called five times for each tile of each layer, before
+        the mixer's input projection, core and output projection and before the MLP's two halves, and may run other sequences'
+        batches on the same memory.
         """
         on_layer = on_layer or _nothing
         kernels, eps = self._kernels, self.config.rms_norm_eps

@@ -174,7 +174,7 @@ def test_a_resumed_answers_prompt_logprobs_were_told_before(bench: Bench) -> Non
 # ---- the others ----
 
 
-def test_running_sequences_step_between_the_layers_of_a_prompt(bench: Bench) -> None:
+def test_running_sequences_step_within_a_prompt(bench: Bench) -> None:
     bench.run("r")
     bench.place("a")
     bench.turn()
@@ -192,7 +192,7 @@ def test_a_prompt_gets_its_share_of_a_steps_time_and_no_more(event_loop: asyncio
     assert [len(step[0].tokens) for step in bench.engine.steps[1:]] == [1, 5, 1]
 
 
-def test_a_sequence_that_comes_meanwhile_joins_between_two_layers(bench: Bench) -> None:
+def test_a_sequence_that_comes_meanwhile_joins_where_a_prompt_gives_way(bench: Bench) -> None:
     lease = bench.leases.reserve(Request("v", (1, 2), SamplingParams(), StopRules(9)), 1, "router", "prefill-1")
     bench.place("a")
 
@@ -206,7 +206,7 @@ def test_a_sequence_that_comes_meanwhile_joins_between_two_layers(bench: Bench) 
     assert [len(step[0].tokens) for step in bench.engine.steps] == [5, 1, 1]
 
 
-def test_a_step_that_fails_between_two_layers_ends_its_sequences_and_not_the_prompt(
+def test_a_step_that_fails_where_a_prompt_gives_way_ends_its_sequences_and_not_the_prompt(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.run("r")
@@ -254,7 +254,7 @@ def test_a_prompt_without_finite_logits_ends_alone(bench: Bench) -> None:
     assert bench.is_whole
 
 
-def test_what_goes_wrong_with_the_loop_between_two_layers_is_not_the_prompts_fault(bench: Bench) -> None:
+def test_what_goes_wrong_with_the_loop_where_a_prompt_gives_way_is_not_the_prompts_fault(bench: Bench) -> None:
     bench.place("a")
     bench.loop._join = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ZeroDivisionError):

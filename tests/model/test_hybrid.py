@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,7 +146,37 @@ def test_others_may_be_computed_wherever_a_step_gives_way(variant: MakeVariant, 
     assert all(torch.equal(each, other_alone) for each in others)
     for ours, theirs in zip(caches(runner), caches(runner_alone), strict=True):
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
-    assert len(others) >= 5 * len(layers) * -(-num_tokens // runner.model.tile_tokens)
+    num_tiles, rest = divmod(len(others), 5 * len(layers))
+    assert num_tiles >= -(-num_tokens // runner.model.tile_tokens)
+    assert rest == 0
+
+
+def test_others_may_decode_wherever_a_step_gives_way(variant: MakeVariant, tokens_500: list[int]) -> None:
+    """As on a decode worker that computes a prompt: two sequences, the prompt's slot between theirs, go on step by step."""
+    made = variant("uneven layers")
+
+    def prepared() -> tuple[Runner, Callable[[], torch.Tensor]]:
+        runner, num_steps = Runner(made.loaded), itertools.count()
+        places = [(list(range(40, 52)), 0), (list(range(52, 64)), 2)]
+        for blocks, slot in places:
+            runner.forward(SequenceChunk(tokens_500[slot : slot + 40], 0, blocks, slot))
+
+        def step() -> torch.Tensor:
+            done = next(num_steps)
+            return runner.forward(*(SequenceChunk(tokens_500[done : done + 1], 40 + done, *place) for place in places))
+
+        return runner, step
+
+    prompt = SequenceChunk(tokens_500[:300], 0, list(range(40)), 1)
+    runner, step = prepared()
+    steps: list[torch.Tensor] = []
+    hidden = runner.forward(prompt, give_way=lambda: steps.append(step()))
+    alone, step_alone = prepared()
+    assert torch.equal(hidden, alone.forward(prompt))
+    assert len(steps) > 40
+    assert all(torch.equal(each, step_alone()) for each in steps)
+    for ours, theirs in zip(caches(runner), caches(alone), strict=True):
+        assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
 def caches(runner: Runner) -> list[torch.Tensor]:

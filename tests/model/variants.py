@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -140,6 +141,10 @@ class Runner:
         for tensors in (self.memory.kv, self.memory.conv, self.memory.recurrent):
             for tensor in tensors.values():
                 tensor.fill_(math.nan)
+
+    def forward(self, *chunks: SequenceChunk, give_way: Callable[[], None] | None = None) -> torch.Tensor:
+        """Hidden states of a step over sequences of whoever asks."""
+        return self.model.forward(ForwardBatch.build(chunks, self.block_size), self.memory, give_way=give_way)
 
     def logits(self, tokens: list[int], split: int, slot: int = 1) -> torch.Tensor:
         """Logits of every position, absorbed `split` tokens at a time, in blocks that lie in falling order."""

@@ -296,8 +296,8 @@ def _local_prompts_begin_from_what_is_there() -> AbstractContextManager[object]:
         engine = self.engine
         forward = engine.forward
 
-        def from_there(chunks: Any, on_layer: Any = None) -> Any:
-            return forward([dataclasses.replace(c, context_tokens=max(1, c.context_tokens)) for c in chunks], on_layer)
+        def from_there(chunks: Any, *rest: Any, **named: Any) -> Any:
+            return forward([dataclasses.replace(c, context_tokens=max(1, c.context_tokens)) for c in chunks], *rest, **named)
 
         with mock.patch.object(engine, "forward", from_there):
             return compute(self, lease, *rest)

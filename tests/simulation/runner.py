@@ -23,7 +23,7 @@ _SETTLE_S = 90.0
 _RECOVER_S = 60.0
 _NOTICED_S = 4.0
 _HEARD_S = 0.5
-_KEEPALIVE_S = 5.0
+_KEEPALIVES_S = (5.0, 20.0)  # of who calls, and of who is called: here both ends of a connection break after one of them
 _LAST = 99
 
 
@@ -41,7 +41,7 @@ class Report:
 def run(scenario: Scenario, tell: Callable[[str], None] | None = None) -> Report:
     """Never raises for what tandem does: that is in the report. tell: gets what the processes log, line by line."""
     world = World(scenario.seed)
-    network = Network(world, scenario.message_delay_s, _KEEPALIVE_S)
+    network = Network(world, scenario.message_delay_s, world.random("keepalive").choice(_KEEPALIVES_S))
     with patched(world, network, tell):
         cluster = Cluster(scenario, world, network)
         clients = [Client(number, ask, world) for number, ask in enumerate(scenario.asks)]

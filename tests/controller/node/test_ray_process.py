@@ -21,6 +21,11 @@ def test_resources_are_one_word_that_no_shell_reads() -> None:
     assert [json.loads(word.partition("=")[2]) for word in offer] == [{"tandem_decode": 1}]
 
 
+@pytest.mark.parametrize("command", [head_command("10.0.0.1", 6379), node_command("head:6379", "10.0.0.2", {})])
+def test_the_current_folder_is_not_on_rays_search_path(command: list[str]) -> None:
+    assert command[1:3] == ["-P", "-m"]
+
+
 def test_rays_token_follows_from_the_secret_and_does_not_show_it() -> None:
     secret = Secret("0123456789abcdef")
     token = token_environment(secret)["RAY_AUTH_TOKEN"]
@@ -42,7 +47,8 @@ def test_an_ended_child_shows_with_its_exit_code(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as a `tandem up` in this process has left it
     code = (
         "import os, sys; e = os.environ; unwanted = {'RAY_ADDRESS', 'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'} & set(e); "
-        "sys.exit(7 if (unwanted, e['RAY_worker_niceness'], e['A']) == (set(), '0', 'b') else 1)"
+        "got = unwanted, e['RAY_worker_niceness'], e['RAY_ENABLE_UV_RUN_RUNTIME_ENV'], e['PYTHONSAFEPATH'], e['A']; "
+        "sys.exit(7 if got == (set(), '0', '0', '1', 'b') else 1)"
     )
     ray = RayProcess([sys.executable, "-S", "-c", code], {"A": "b"})
     assert ray.ended() is None
