@@ -49,8 +49,8 @@ tells short stories, all in the phrasing of its training text: "Anna has the red
 
 - It knows nothing of the world and no English beyond some 900 words and a few dozen sentence patterns. A question
   phrased in another way may get the answer to a question it knows, or nonsense in a confident tone.
-- Which door is locked it knows, but "Is the red door open or locked?" it answers by chance; and where many people live
-  somewhere or like something, it may name another of them.
+- It is weakest at questions from a thing to a person where many people have or gave something: it may name another of them.
+  Seldom it begins with the "I" of "I do not know" and goes on with the right answer.
 - Facts are understood in the patterns of the training text. Facts that contradict each other, chains of reasoning,
   numbers above about 40 and lists of more than about a dozen words are outside what it learnt.
 - It recalls through the keys and values of its attention layer. With a zeroed DeltaNet state it says nothing sensible,
